@@ -104,8 +104,11 @@ EVERYDAY, CHECKED = "not slow", "not every_kernel and not more_cases"
 @cache
 def kind_of(path: Path) -> str | None:
     """The kind of the file or folder ``path``, where all of it is of one."""
-    inside = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    return next((ROOMS[str(one)] for one in (inside, *inside.parents) if str(one) in ROOMS), None)
+    marker_kind = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    return next(
+        (ROOMS[str(kind)] for kind in (marker_kind, *marker_kind.parents) if str(kind) in ROOMS),
+        None,
+    )
 
 
 def is_everyday(config: pytest.Config) -> bool:
@@ -179,7 +182,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(mark.name in KINDS for mark in item.iter_markers()):
             item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    longest = {ROOT / one for one in LONGEST}
+    longest = {ROOT / entry for entry in LONGEST}
     items.sort(key=lambda item: (item.path not in longest, item.path not in slow))
 
 
@@ -203,17 +206,17 @@ def run_console(example: Example) -> None:
     """
     sessions = [part for part in ("\n" + example.parsed).split("\n$ ") if part.strip()]
     for session in sessions:
-        command, _, expected = session.partition("\n")
+        command, _, output = session.partition("\n")
         program, *arguments = shlex.split(command)
         assert program == "phasor", f"only phasor commands are run, got {command!r}"
         done = run_phasor(*arguments, FORCE_COLOR="1", TERM="xterm")
-        shown = re.sub("\x1b\\[[0-9;]*m", "", done.stderr if done.returncode == 2 else done.stdout)
-        printed = [line.rstrip() for line in shown.strip().splitlines()]
-        wanted = [line.rstrip() for line in expected.strip().splitlines()]
-        if "..." in wanted:
-            dots = wanted.index("...")
-            printed[dots : len(printed) - len(wanted[dots + 1 :])] = ["..."]
-        assert printed == wanted, "\n".join(["printed:", *printed])
+        result = re.sub("\x1b\\[[0-9;]*m", "", done.stderr if done.returncode == 2 else done.stdout)
+        printed = [line.rstrip() for line in result.strip().splitlines()]
+        lines = [line.rstrip() for line in output.strip().splitlines()]
+        if "..." in lines:
+            dots = lines.index("...")
+            printed[dots : len(printed) - len(lines[dots + 1 :])] = ["..."]
+        assert printed == lines, "\n".join(["printed:", *printed])
 
 
 pytest_collect_file = Sybil(

@@ -71,27 +71,29 @@ class Case:
         """int64 ``[seq]``, ``[batch, 1]`` for decode; of several axes with ``[..., n_axes]``."""
         if self.seq == 1:
             last = (self.first + 4096 + 997 * torch.arange(self.batch)) % 2**15
-            found = last.unsqueeze(-1)
+            positions = last.unsqueeze(-1)
             if self.sections:
-                found = found.unsqueeze(-1).expand(-1, -1, len(self.sections))
-            return found.to(device)
-        found = self.first + torch.cat([torch.arange(n) for n in self.documents or (self.seq,)])
+                positions = positions.unsqueeze(-1).expand(-1, -1, len(self.sections))
+            return positions.to(device)
+        positions = self.first + torch.cat([torch.arange(n) for n in self.documents or (self.seq,)])
         if self.sections:  # frames of 32 x 32 patches
-            found = torch.stack([found // 1024, found // 32 % 32, found % 32], dim=-1)
-        return found.to(device)
+            positions = torch.stack(
+                [positions // 1024, positions // 32 % 32, positions % 32], dim=-1
+            )
+        return positions.to(device)
 
     def tensors(self, seed: int = 0, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """Query and key ``[batch, seq, heads, head_dim]`` of normal numbers, laid out as asked."""
         draw = torch.Generator(device).manual_seed(seed)
         kind, widths = getattr(torch, self.dtype), self.rows or (self.head_dim, self.head_dim)
-        made: list[Tensor] = []
+        tensors: list[Tensor] = []
         for heads, width in zip((self.q_heads, self.k_heads), widths, strict=True):
             middle = (heads, self.seq) if self.heads_first else (self.seq, heads)
             x = torch.empty(self.batch, *middle, width, dtype=kind, device=draw.device)
             x.normal_(generator=draw)
             x = x.transpose(1, 2) if self.heads_first else x
-            made.append(x[..., width - self.head_dim :])
-        return made[0], made[1]
+            tensors.append(x[..., width - self.head_dim :])
+        return tensors[0], tensors[1]
 
 
 def few(case: Case) -> Case:
@@ -152,7 +154,7 @@ _FAR = {f"near {n:.0e}": {"first": n - 256, "seq": 256, "q_heads": 1, "k_heads":
         for n in (10**5, 10**6, 10**7)}  # fmt: skip
 
 
-def _of(
+def _make_cases(
     works: Mapping[str, Mapping[str, Any]], dtypes: Sequence[Any] = _DTYPES, **same: Any
 ) -> list[Case]:
     """These works in each dtype."""
@@ -166,14 +168,14 @@ def _of(
 #: Every case by type of device; contenders do the pairings they know.
 CASES: dict[str, list[Case]] = {
     "cpu": [
-        *(case for group, works in _CPU.items() for case in _of(works, group=group)),
-        *_of(_SMALL, _DTYPES[:1], asks="parts"),
-        *_of({"prefill 4096": {"seq": 4096}}, asks="malloc"),
-        *_of(_FAR, _DTYPES[1:], asks="errors"),
+        *(case for group, works in _CPU.items() for case in _make_cases(works, group=group)),
+        *_make_cases(_SMALL, _DTYPES[:1], asks="parts"),
+        *_make_cases({"prefill 4096": {"seq": 4096}}, asks="malloc"),
+        *_make_cases(_FAR, _DTYPES[1:], asks="errors"),
     ],
     "cuda": [
-        *(case for model, works in _GPU.items() for case in _of(works, group=model)),
-        *_of({"decode 1": {"seq": 1}}, _DTYPES[:1], asks="host"),
-        *_of(_FAR, _DTYPES[1:], asks="errors"),
+        *(case for model, works in _GPU.items() for case in _make_cases(works, group=model)),
+        *_make_cases({"decode 1": {"seq": 1}}, _DTYPES[:1], asks="host"),
+        *_make_cases(_FAR, _DTYPES[1:], asks="errors"),
     ],
 }

@@ -82,23 +82,23 @@ def time_ways(
 ) -> dict[str, Any]:
     """What the rule chooses, and the times of each way, whose results are alike."""
     calls: dict[str, Callable[[], Any]] = {}
-    made: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     for way, (_, limit) in WAYS.items():
         if step == LAYER and way == DEFINITION:
             continue
         limits = {} if limit is None else dict.fromkeys(OPERATOR_FROM, limit)
         with patch.dict(OPERATOR_FROM, limits):
             calls[way] = compiled(step, rope, dtype, batch, seq, way)
-            made[way] = calls[way]()  # which compiles
+            outputs[way] = calls[way]()  # which compiles
         # inductor may keep products in float32 that the norm's own tensor would have rounded
-        for one, other in zip(made[OPERATOR], made[way], strict=True):
-            wrong = (one.float() - other.float()).abs().max() / one.float().abs().max()
-            assert wrong < 3e-2, (step, way, wrong)
+        for reference, result in zip(outputs[OPERATOR], outputs[way], strict=True):
+            error = (reference.float() - result.float()).abs().max() / reference.float().abs().max()
+            assert error < 3e-2, (step, way, error)
     heads = [torch.empty(batch, seq, n, 128, dtype=dtype)
              for n in (LAYER_HEADS if step == LAYER else HEADS)]  # fmt: skip
-    kept = chosen_backend(*heads, compiled_for=rope) != "inductor"
+    is_kept = chosen_backend(*heads, compiled_for=rope) != "inductor"
     times = interleave(calls, seconds=seconds, rounds=(9, 400))
-    return {"chosen": OPERATOR if kept else DECOMPOSITION, "seconds": times}
+    return {"chosen": OPERATOR if is_kept else DECOMPOSITION, "seconds": times}
 
 
 def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
@@ -115,10 +115,10 @@ def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
     }  # fmt: skip
 
 
-def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
+def sections(results: Mapping[str, Any], device: str) -> Iterator[Section]:
     """What was chosen, and the ratios."""
     rows: dict[str, dict[str, str]] = {}
-    for name, plain in found.items():
+    for name, plain in results.items():
         times, chosen = Times(plain["seconds"]), plain["chosen"]
         best = min((OPERATOR, DECOMPOSITION), key=times.median)
         ratios = {

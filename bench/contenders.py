@@ -46,11 +46,11 @@ PROBES = ("phasor, positions", "phasor, rows", "phasor, avx")
 
 def versions() -> dict[str, str]:
     """What is installed of all that takes part."""
-    found: dict[str, str] = {}
+    numbers: dict[str, str] = {}
     for name in (DISTRIBUTION, *_PACKAGES):
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            numbers[name] = version(name)
+    return numbers
 
 
 def everyone(case: Case, device: str) -> list[Contender]:
@@ -60,12 +60,12 @@ def everyone(case: Case, device: str) -> list[Contender]:
         models.append(_GPT_J)
     if case.rows is not None:
         models.append(_DEEPSEEK)
-    found = [contender for one in models for contender in (one, _compiled(one))]
+    contenders = [contender for entry in models for contender in (entry, _compiled(entry))]
     if device == "cuda":
-        found = [*(_compiled(one) for one in ours() if one.name == _PLAIN), *found]
+        contenders = [*(_compiled(entry) for entry in ours() if entry.name == _PLAIN), *contenders]
     elif case.asks == "times":
-        found += probes(case)
-    return [*ours(), *found, *_OTHERS[device]]
+        contenders += probes(case)
+    return [*ours(), *contenders, *_OTHERS[device]]
 
 
 _FORMS: dict[str, Build] = {
@@ -86,10 +86,12 @@ def ours() -> list[Contender]:
     ]
 
 
-def _compiled(one: Contender) -> Contender:
+def _compiled(contender: Contender) -> Contender:
     """The same rotation, compiled for its shape when it is called first."""
-    name = f"{one.name}, compiled"
-    return replace(one, name=name, build=lambda *x: torch.compile(one.build(*x), dynamic=False))
+    name = f"{contender.name}, compiled"
+    return replace(
+        contender, name=name, build=lambda *x: torch.compile(contender.build(*x), dynamic=False)
+    )
 
 
 def probes(case: Case) -> list[Contender]:
@@ -122,10 +124,10 @@ def _rows_of_table(case: Case, rope: Rope, positions: Tensor) -> Rotation:
 def _on_path(path: str, case: Case, rope: Rope, positions: Tensor) -> Rotation:
     """One instruction set of the kernel, which only an environment variable picks for users."""
     native: Any = cpu._native
-    wanted = [*native.paths()].index(path)
+    index = [*native.paths()].index(path)
 
     def rotation(q: Tensor, k: Tensor) -> Any:
-        usual, cpu._path_index = cpu._path_index, wanted
+        usual, cpu._path_index = cpu._path_index, index
         try:
             return rotate_qk_(q, k, positions, rope)
         finally:
@@ -143,17 +145,17 @@ def usual_angles(rope: Rope, positions: Tensor) -> Tensor:
     return positions.float()[..., None] * (1.0 / rope.base**exponents)
 
 
-def _refuse(unable: object, why: str) -> None:
+def _refuse(unable: object, reason: str) -> None:
     if unable:
-        raise UnableError(why)
+        raise UnableError(reason)
 
 
-def _each(turned: Callable[[Tensor], Tensor]) -> Rotation:
+def _one_by_one(turn: Callable[[Tensor], Tensor]) -> Rotation:
     """A function of one tensor, called for both."""
-    return lambda q, k: (turned(q), turned(k))
+    return lambda q, k: (turn(q), turn(k))
 
 
-def _by_sequence(case: Case, positions: Tensor) -> Tensor:
+def _sequence_positions(case: Case, positions: Tensor) -> Tensor:
     """Positions ``[batch or 1, seq]``, or ``[axes, 1, seq]``."""
     batched = positions if positions.dim() == 2 + bool(case.sections) else positions.unsqueeze(0)
     return batched.movedim(-1, 0) if case.sections else batched
@@ -173,7 +175,7 @@ def transformers_rows(case: Case, positions: Tensor) -> tuple[Tensor, Tensor]:
         kind, config = Qwen3VLTextRotaryEmbedding, Qwen3VLTextConfig
     like = torch.empty(0, dtype=getattr(torch, case.dtype), device=positions.device)
     embedding = kind(config(head_dim=case.head_dim, rope_parameters=settings))
-    return embedding.to(positions.device)(like, _by_sequence(case, positions))
+    return embedding.to(positions.device)(like, _sequence_positions(case, positions))
 
 
 def on_rows(function: str, case: Case, rope: Rope, positions: Tensor) -> Rotation:
@@ -194,14 +196,14 @@ def transformers_gptj(case: Case, rope: Rope, positions: Tensor) -> Rotation:
     width, longest = case.rotary_dim, max(_LONGEST, int(positions.max()) + 1)
     assert width is not None, "asked for cases of GPT-J alone"
     table = create_sinusoidal_positions(longest, width).to(positions.device)
-    rows_of = table[_by_sequence(case, positions)].to(getattr(torch, case.dtype))
-    sin, cos = rows_of.split(width // 2, dim=-1)
+    token_rows = table[_sequence_positions(case, positions)].to(getattr(torch, case.dtype))
+    sin, cos = token_rows.split(width // 2, dim=-1)
 
     def partly(x: Tensor) -> Tensor:
         turned = apply_rotary_pos_emb(x[..., :width], sin, cos)
         return torch.cat([turned, x[..., width:]], dim=-1)
 
-    return _each(partly)
+    return _one_by_one(partly)
 
 
 def meta(case: Case, rope: Rope, positions: Tensor) -> Rotation:
@@ -215,7 +217,7 @@ def meta(case: Case, rope: Rope, positions: Tensor) -> Rotation:
         z = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
         return torch.view_as_real(z * turns).flatten(-2).type_as(x)
 
-    return _each(turned)
+    return _one_by_one(turned)
 
 
 def torchtune(case: Case, rope: Rope, positions: Tensor) -> Rotation:
@@ -226,8 +228,8 @@ def torchtune(case: Case, rope: Rope, positions: Tensor) -> Rotation:
     _refuse(case.sections, "one position axis only")
     longest = max(_LONGEST, int(positions.max()) + 1)
     module: Any = RotaryPositionalEmbeddings(case.head_dim, longest, case.base)
-    given = None if case.seq > 1 and case.first == 0 else _by_sequence(case, positions)
-    return _each(lambda x: module(x, input_pos=given))
+    rows = None if case.seq > 1 and case.first == 0 else _sequence_positions(case, positions)
+    return _one_by_one(lambda x: module(x, input_pos=rows))
 
 
 def rotary_embedding_torch(case: Case, rope: Rope, positions: Tensor) -> Rotation:
@@ -238,8 +240,8 @@ def rotary_embedding_torch(case: Case, rope: Rope, positions: Tensor) -> Rotatio
     module = RotaryEmbedding(rope.rotary_dim, theta=rope.base, cache_max_seq_len=_LONGEST)
     if case.seq == 1:
         angles = module(positions.float()).unsqueeze(1)
-        return _each(lambda x: apply_rotary_emb(angles, x))
-    return _each(lambda x: module.rotate_queries_or_keys(x, offset=case.first))
+        return _one_by_one(lambda x: apply_rotary_emb(angles, x))
+    return _one_by_one(lambda x: module.rotate_queries_or_keys(x, offset=case.first))
 
 
 def onnxruntime(case: Case, rope: Rope, positions: Tensor) -> Rotation:
@@ -273,8 +275,8 @@ def onnxruntime(case: Case, rope: Rope, positions: Tensor) -> Rotation:
         cos, sin = (np.broadcast_to(x, (case.batch, *x.shape)).copy() for x in (cos, sin))
 
     def rotation(*xs: Tensor) -> Sequence[Tensor]:
-        given = [x.transpose(1, 2) if case.heads_first else x.flatten(2) for x in xs]
-        feed = {"q": given[0].numpy(), "k": given[1].numpy(), "cos": cos, "sin": sin}
+        inputs = [x.transpose(1, 2) if case.heads_first else x.flatten(2) for x in xs]
+        feed = {"q": inputs[0].numpy(), "k": inputs[1].numpy(), "cos": cos, "sin": sin}
         ys = (torch.from_numpy(y) for y in session.run(None, feed))
         if case.heads_first:
             return [y.transpose(1, 2) for y in ys]
@@ -302,8 +304,8 @@ def flash_attention(in_place: bool, case: Case, rope: Rope, positions: Tensor) -
 
     angles, starts = _table(case, rope, positions)
     rows = [x.to(getattr(torch, case.dtype)) for x in (angles.cos(), angles.sin())]
-    how = rope.pairing == "interleaved", in_place, 0 if starts is None else starts.int()
-    return _each(lambda x: apply_rotary_emb(x, *rows, *how))
+    options = rope.pairing == "interleaved", in_place, 0 if starts is None else starts.int()
+    return _one_by_one(lambda x: apply_rotary_emb(x, *rows, *options))
 
 
 def flashinfer(case: Case, rope: Rope, positions: Tensor) -> Rotation:
@@ -336,8 +338,8 @@ def transformer_engine(case: Case, rope: Rope, positions: Tensor) -> Rotation:
     wide = angles.repeat_interleave(2, -1) if interleaved else torch.cat([angles, angles], -1)
     wide = wide[:, None, None, :].contiguous()
     starts = None if starts is None else starts.int()
-    how = {"start_positions": starts, "interleaved": interleaved, "fused": True}
-    return _each(lambda x: apply_rotary_pos_emb(x, wide, "bshd", **how))
+    options = {"start_positions": starts, "interleaved": interleaved, "fused": True}
+    return _one_by_one(lambda x: apply_rotary_pos_emb(x, wide, "bshd", **options))
 
 
 _MODELS = "transformers.models."

@@ -91,9 +91,9 @@ class Cpu:
     def about(self) -> str:
         """The machine, for the head of a page."""
         info = Path("/proc/cpuinfo")
-        named = re.search("model name\t: (.*)", info.read_text("utf-8") if info.exists() else "")
+        match = re.search("model name\t: (.*)", info.read_text("utf-8") if info.exists() else "")
         return (
-            f"{named[1] if named else platform.machine()} ({os.cpu_count()} processors, "
+            f"{match[1] if match else platform.machine()} ({os.cpu_count()} processors, "
             f"{torch.get_num_threads()} threads used, {(*cpu.paths(), 'eager')[0]} path), "
             f"{platform.system()} {platform.release()} {platform.machine()}. {_ALLOCATOR} "
             f"Load average before: {os.getloadavg()[0]:.1f}"
@@ -136,11 +136,11 @@ class Cuda(Cpu):
         self._flushed = torch.empty(_FLUSH, dtype=torch.uint8, device=self.where)
 
     def about(self) -> str:
-        path, found = Path("/proc/driver/nvidia/version"), self._properties
+        path, card = Path("/proc/driver/nvidia/version"), self._properties
         driver = re.search(r"\d+\.\d+(\.\d+)?", path.read_text("ascii") if path.exists() else "")
         return (
-            f"{found.name} ({found.total_memory / 2**30:.0f} GB, "
-            f"{found.L2_cache_size / 2**20:.0f} MB of L2 cache, CUDA {torch.version.cuda}, driver "
+            f"{card.name} ({card.total_memory / 2**30:.0f} GB, "
+            f"{card.L2_cache_size / 2**20:.0f} MB of L2 cache, CUDA {torch.version.cuda}, driver "
             f"{driver[0] if driver else 'unknown'})"
         )
 

@@ -36,7 +36,7 @@ promised: below 1, phasor is faster. Angles of float32 are off by 1e-2 at positi
 by 1.3e-7 everywhere."""
 
 
-def in_jax(work: str, dtype: str, inputs: list[Any], first: Any) -> Calls:
+def time_jax(work: str, dtype: str, inputs: list[Any], first: Any) -> Calls:
     """Compiled functions of JAX; results are read as they are."""
     import jax
     import jax.numpy as jnp
@@ -52,11 +52,11 @@ def in_jax(work: str, dtype: str, inputs: list[Any], first: Any) -> Calls:
         cos, sin = jnp.cos(angle), jnp.sin(angle)
         if narrow:
             cos, sin = cos.astype(q.dtype), sin.astype(q.dtype)
-        turned: list[Any] = []
+        rotated: list[Any] = []
         for x in (q, k):
             x0, x1 = jnp.split(x.astype(cos.dtype), 2, axis=-1)
-            turned.append(jnp.concatenate([x0 * cos - x1 * sin, x1 * cos + x0 * sin], -1))
-        return [y.astype(q.dtype) for y in turned]
+            rotated.append(jnp.concatenate([x0 * cos - x1 * sin, x1 * cos + x0 * sin], -1))
+        return [y.astype(q.dtype) for y in rotated]
 
     ways: dict[str, Any] = {
         OURS: lambda q, k, positions: rotate_qk(q, k, positions, ROPE),
@@ -78,7 +78,7 @@ def in_jax(work: str, dtype: str, inputs: list[Any], first: Any) -> Calls:
     return {name: call(way) for name, way in ways.items()}, partial(np.asarray, dtype=np.float32)
 
 
-def in_mlx(work: str, dtype: str, inputs: list[Any], first: Any) -> Calls:
+def time_mlx(work: str, dtype: str, inputs: list[Any], first: Any) -> Calls:
     """Compiled functions of MLX; results are read with tokens first."""
     import mlx.core as mx
 
@@ -103,16 +103,16 @@ def in_mlx(work: str, dtype: str, inputs: list[Any], first: Any) -> Calls:
         compiled = mx.compile(step)
 
         def run() -> Any:
-            made = compiled(q, k, offset)
-            mx.eval(made)
-            return made
+            outputs = compiled(q, k, offset)
+            mx.eval(outputs)
+            return outputs
 
         return run
 
-    def read(y: Any) -> Any:
+    def to_numpy(y: Any) -> Any:
         return np.array(y.swapaxes(1, 2).astype(mx.float32))
 
-    return {name: call(way) for name, way in ways.items()}, read
+    return {name: call(way) for name, way in ways.items()}, to_numpy
 
 
 def time_work(make: Any, work: str, dtype: str, seconds: float) -> dict[str, list[float]]:
@@ -121,14 +121,17 @@ def time_work(make: Any, work: str, dtype: str, seconds: float) -> dict[str, lis
     draw = np.random.default_rng(0)
     inputs = [draw.standard_normal((batch, seq, n, 128), np.float32) for n in HEADS]
     first = 997 * np.arange(batch)
-    calls, read = make(work, dtype, inputs, first)
+    calls, to_numpy = make(work, dtype, inputs, first)
     positions = first[:, None] + np.arange(seq)
     # the query, and its gradient where there is one
-    right = [rotate(inputs[0], positions, ROPE, inverse=inverse) for inverse in (False, True)]
+    exact = [rotate(inputs[0], positions, ROPE, inverse=inverse) for inverse in (False, True)]
     for name, call in calls.items():
-        for found, expected in zip(call()[::2], right, strict=False):
-            off = np.abs(read(found) - expected).max()
-            assert off < 2.0**-2, (name, off)  # of bfloat16 cosines, products and sums, up to 12
+        for result, y in zip(call()[::2], exact, strict=False):
+            error = np.abs(to_numpy(result) - y).max()
+            assert error < 2.0**-2, (
+                name,
+                error,
+            )  # of bfloat16 cosines, products and sums, up to 12
     return interleave(calls, seconds=3 * seconds, warm=seq == 1, rounds=(5, 400))
 
 
@@ -136,24 +139,24 @@ def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
     """Every work in both frameworks and dtypes."""
     return {
         f"{title}, {work}, {dtype}": partial(time_work, make, work, dtype, seconds)
-        for title, make in (("JAX", in_jax), ("MLX", in_mlx))
+        for title, make in (("JAX", time_jax), ("MLX", time_mlx))
         for work in WORKS
         for dtype in ("float32", "bfloat16")
     }
 
 
-def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
+def sections(results: Mapping[str, Any], device: str) -> Iterator[Section]:
     """A table for each framework."""
     for title in ("JAX", "MLX"):
         rows: dict[str, dict[str, str]] = {}
-        for name, plain in found.items():
+        for name, plain in results.items():
             framework, work, dtype = name.split(", ")
             if framework != title:
                 continue
             times, limits = Times(plain), WORKS[work][2]
             row = rows[f"{work}, {dtype}"] = {"phasor, ms": f"{1e3 * times.median(OURS):.3f}"}
-            for other in (one for one in times if one != OURS):
-                ratio, limit = times.ratio(OURS, other), limits.get(other)
-                held = "held" if limit is None or ratio.median <= limit else "**short**"
-                row[f"phasor / {other}"] = str(ratio) + (f", {held}: ≤ {limit}" if limit else "")
+            for rival in (label for label in times if label != OURS):
+                ratio, limit = times.ratio(OURS, rival), limits.get(rival)
+                verdict = "held" if limit is None or ratio.median <= limit else "**short**"
+                row[f"phasor / {rival}"] = str(ratio) + (f", {verdict}: ≤ {limit}" if limit else "")
         yield Section(title, _NOTE if title == "JAX" else "", rows, corner="work, dtype of q and k")

@@ -77,7 +77,7 @@ def ours(case: Case, positions: Tensor) -> dict[str, Way]:
     }
 
 
-def of_transformers(case: Case, positions: Tensor) -> dict[str, Way]:
+def transformers_ways(case: Case, positions: Tensor) -> dict[str, Way]:
     """Llama's module and function, as they are and compiled."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -96,39 +96,39 @@ def of_transformers(case: Case, positions: Tensor) -> dict[str, Way]:
 
         return Way(start, heads_first=True)
 
-    compiled = (torch.compile(it, dynamic=False) for it in (embedding, apply_rotary_pos_emb))
+    compiled = (torch.compile(part, dynamic=False) for part in (embedding, apply_rotary_pos_emb))
     return {
         TRANSFORMERS: way(embedding, apply_rotary_pos_emb),
         f"{TRANSFORMERS}, compiled": way(*compiled),
     }
 
 
-def of_tables(case: Case, positions: Tensor) -> dict[str, Way]:
+def table_ways(case: Case, positions: Tensor) -> dict[str, Way]:
     """Those that keep tables from pass to pass, as the page of rotations has them."""
-    found: dict[str, Way] = {}
-    for one in everyone(case, "cpu"):
-        if one.name in WITH_TABLES:
+    ways: dict[str, Way] = {}
+    for contender in everyone(case, "cpu"):
+        if contender.name in WITH_TABLES:
             with suppress(ImportError, UnableError):
-                turn = one.build(case, case.rope(one.pairing), positions)
-                found[one.name] = Way(
-                    lambda turn=turn: turn, one.pairing, heads_first=one.heads_first
+                turn = contender.build(case, case.rope(contender.pairing), positions)
+                ways[contender.name] = Way(
+                    lambda turn=turn: turn, contender.pairing, heads_first=contender.heads_first
                 )
-    return found
+    return ways
 
 
-def pass_of(case: Case, way: Way) -> Callable[[], Sequence[Tensor]]:
+def make_pass(case: Case, way: Way) -> Callable[[], Sequence[Tensor]]:
     """One pass through all layers, which returns what the last made."""
-    given = (*case.tensors(), *case.tensors(1))
-    q, k, dq, dk = (x.transpose(1, 2) if way.heads_first else x for x in given)
+    inputs = (*case.tensors(), *case.tensors(1))
+    q, k, dq, dk = (x.transpose(1, 2) if way.heads_first else x for x in inputs)
     leaves = [x.detach().requires_grad_(case.backward) for x in (q, k)]
 
     def run() -> Sequence[Tensor]:
-        turn, made = way.start(), ()
+        turn, outputs = way.start(), ()
         for _ in range(LAYERS):
-            made = tuple(turn(*leaves))
+            outputs = tuple(turn(*leaves))
             if case.backward:
-                made += torch.autograd.grad(made, leaves, (dq, dk))
-        return made
+                outputs += torch.autograd.grad(outputs, leaves, (dq, dk))
+        return outputs
 
     return run
 
@@ -136,14 +136,14 @@ def pass_of(case: Case, way: Way) -> Callable[[], Sequence[Tensor]]:
 def time_pass(case: Case, seconds: float) -> dict[str, Any]:
     """Times of those whose results are right, and the errors of all."""
     positions = case.positions().flatten()
-    ways = ours(case, positions) | of_tables(case, positions)
+    ways = ours(case, positions) | table_ways(case, positions)
     with suppress(ImportError):
-        ways |= of_transformers(case, positions)
+        ways |= transformers_ways(case, positions)
     calls: dict[str, Callable[[], object]] = {}
     errors: dict[str, float] = {}
     inputs = (*case.tensors(), *case.tensors(1))
     for name, way in ways.items():
-        call = pass_of(case, way)
+        call = make_pass(case, way)
         results = [x.transpose(1, 2) if way.heads_first else x for x in call()]
         rope = case.rope(way.pairing)
         errors[name] = worst_error(case, rope, case.positions(), inputs, results)
@@ -155,31 +155,31 @@ def time_pass(case: Case, seconds: float) -> dict[str, Any]:
 
 def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
     """Every length and dtype, forward alone and with backward."""
-    found: dict[str, Callable[[], Any]] = {}
+    calls: dict[str, Callable[[], Any]] = {}
     for seq in LENGTHS:
         for backward in (False, True):
             for dtype in ("bfloat16", "float32"):
                 work = "forward and backward" if backward else "forward"
                 case = Case(name=f"{seq}, {work}", dtype=dtype, seq=seq, backward=backward)
-                found[case.label] = partial(time_pass, case, seconds)
-    return found
+                calls[case.label] = partial(time_pass, case, seconds)
+    return calls
 
 
-def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
+def sections(results: Mapping[str, Any], device: str) -> Iterator[Section]:
     """What is held in how many cases, and the ratios of all."""
     rows: dict[str, dict[str, str]] = {}
-    held = [0, 0, 0]
-    for name, plain in found.items():
+    counts = [0, 0, 0]
+    for name, plain in results.items():
         times = Times(plain["seconds"])
         row = rows[name] = {"`rotate_qk`, ms": f"{1e3 * times.median(EACH):.4g}"}
-        over = {other: times.ratio(SHARED, other) for other in times if other != SHARED}
-        rivals = [ratio.median for other, ratio in over.items() if other not in (EACH, PLAIN)]
-        row |= {other: str(ratio) for other, ratio in over.items() if other != PLAIN}
-        row |= {one: "*wrong*" for one in plain["errors"] if one not in times}
-        held[0] += over[EACH].median <= MOST_OF_ONE_CALL
-        held[1] += all(ratio <= MOST for ratio in rivals)
+        ratios = {rival: times.ratio(SHARED, rival) for rival in times if rival != SHARED}
+        rivals = [ratio.median for rival, ratio in ratios.items() if rival not in (EACH, PLAIN)]
+        row |= {rival: str(ratio) for rival, ratio in ratios.items() if rival != PLAIN}
+        row |= {label: "*wrong*" for label in plain["errors"] if label not in times}
+        counts[0] += ratios[EACH].median <= MOST_OF_ONE_CALL
+        counts[1] += all(ratio <= MOST for ratio in rivals)
         if TRANSFORMERS in times:
-            without = times.ratio(PLAIN, TRANSFORMERS)
-            row["without the kernel / transformers"] = str(without)
-            held[2] += without.median <= MOST
-    yield Section("", _VERDICT.format(*held, len(rows)), rows, _NOTE, "tokens, work, dtype")
+            plain_ratio = times.ratio(PLAIN, TRANSFORMERS)
+            row["without the kernel / transformers"] = str(plain_ratio)
+            counts[2] += plain_ratio.median <= MOST
+    yield Section("", _VERDICT.format(*counts, len(rows)), rows, _NOTE, "tokens, work, dtype")

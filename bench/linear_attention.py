@@ -70,7 +70,7 @@ ATTENTIONS: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-def call_of(name: str, seq: int, kind: str) -> Callable[[], object]:
+def make_call(name: str, seq: int, kind: str) -> Callable[[], object]:
     """One pass over a sequence, or one each way."""
     torch.manual_seed(seq)
     training, attention = kind != FORWARD, ATTENTIONS[name]
@@ -83,7 +83,7 @@ def call_of(name: str, seq: int, kind: str) -> Callable[[], object]:
 def times(kind: str, seq: int, names: Sequence[str], seconds: float) -> Times:
     """Of calls of one length, in turn."""
     rounds = FEWEST if seq > SHORT else ROUNDS, ROUNDS
-    calls = {name: call_of(name, seq, kind) for name in names}
+    calls = {name: make_call(name, seq, kind) for name in names}
     return interleave(calls, seconds=seconds / 2 * len(calls), rounds=rounds)
 
 
@@ -97,15 +97,15 @@ def both_times(kind: str, seq: int, seconds: float) -> dict[str, list[float]]:
 
 def training_rise(seq: int) -> int:
     """Bytes by which the peak of resident memory rises."""
-    call_of("linear", 256, TRAINING)()  # for what is loaded once
-    return peak_rise(call_of("linear", seq, TRAINING))
+    make_call("linear", 256, TRAINING)()  # for what is loaded once
+    return peak_rise(make_call("linear", seq, TRAINING))
 
 
 def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
     """Both kinds of calls at every length, and memory in training."""
     lengths = [(kind, seq) for kind in LONGEST_SOFTMAX for seq in LENGTHS]
-    found = {f"{kind}, {n}": partial(both_times, kind, n, seconds) for kind, n in lengths}
-    return found | {f"{MEMORY}, {n}": partial(alone, training_rise, n) for n in LENGTHS[4::2]}
+    calls = {f"{kind}, {n}": partial(both_times, kind, n, seconds) for kind, n in lengths}
+    return calls | {f"{MEMORY}, {n}": partial(alone, training_rise, n) for n in LENGTHS[4::2]}
 
 
 def growth(seconds: Mapping[int, float]) -> float:
@@ -114,33 +114,33 @@ def growth(seconds: Mapping[int, float]) -> float:
     return math.log(seconds[last] / seconds[first]) / math.log(last / first)
 
 
-def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
+def sections(results: Mapping[str, Any], device: str) -> Iterator[Section]:
     """Times by length, how they grow, and where linear attention becomes the faster one."""
     yield Section(note=_NOTE)
     for kind in LONGEST_SOFTMAX:
-        by_name: dict[str, dict[int, float]] = {}
+        times_by_name: dict[str, dict[int, float]] = {}
         for seq in LENGTHS:
-            for name, samples in found.get(f"{kind}, {seq}", {}).items():
-                by_name.setdefault(name, {})[seq] = median(samples)
+            for name, samples in results.get(f"{kind}, {seq}", {}).items():
+                times_by_name.setdefault(name, {})[seq] = median(samples)
         rows = {
-            f"{n}": {name: f"{1e3 * of[n]:.3g} ({1e6 * of[n] / n:.2f})"
-                     for name, of in by_name.items() if n in of}
-            for n in by_name.get("linear", ())
+            f"{n}": {name: f"{1e3 * times[n]:.3g} ({1e6 * times[n] / n:.2f})"
+                     for name, times in times_by_name.items() if n in times}
+            for n in times_by_name.get("linear", ())
         }  # fmt: skip
-        for n, took in by_name.get("softmax", {}).items():
-            rows[f"{n}"]["softmax / linear"] = f"{took / by_name['linear'][n]:.2f}"
-        kept, usual, least = (by_name.get(name, {}) for name in TIMED)
-        softmax = by_name.get("softmax", {})
-        slower = max((n for n in softmax if kept[n] >= softmax[n]), default=0)
+        for n, took in times_by_name.get("softmax", {}).items():
+            rows[f"{n}"]["softmax / linear"] = f"{took / times_by_name['linear'][n]:.2f}"
+        constant, usual, least = (times_by_name.get(name, {}) for name in TIMED)
+        softmax = times_by_name.get("softmax", {})
+        slower = max((n for n in softmax if constant[n] >= softmax[n]), default=0)
         after = [f"Linear attention is the faster one from {n} tokens on."
                  for n in softmax if n > slower][:1]  # fmt: skip
-        if {*GROWN} <= kept.keys():
+        if {*GROWN} <= constant.keys():
             rest = {n: max(1e-9, usual[n] - least[n]) for n in GROWN}
-            powers = [growth(kept), growth(usual), growth(rest)]
-            held = ["held" if power <= EXPONENT else "**short**" for power in powers]
-            after.insert(0, _GROWTH.format(*powers, *held))
+            powers = [growth(constant), growth(usual), growth(rest)]
+            verdicts = ["held" if power <= EXPONENT else "**short**" for power in powers]
+            after.insert(0, _GROWTH.format(*powers, *verdicts))
         yield Section(kind, "", rows, " ".join(after), corner="tokens")
-    rises = {seq: rise for seq in LENGTHS if (rise := found.get(f"{MEMORY}, {seq}"))}
+    rises = {seq: rise for seq in LENGTHS if (rise := results.get(f"{MEMORY}, {seq}"))}
     rows = {
         f"{seq}": {"rise, MB": f"{rise / 2**20:.0f}",
                    "of query, key and value": f"{rise / (3 * 4 * seq * HEADS * WIDTH):.1f}"}

@@ -90,25 +90,27 @@ def measure(
     ``seconds`` are spent on the calls, and again on the replays.
     """
     device = device or Cpu()
-    found, calls = admit(case, contenders, device.where)
+    measured, calls = admit(case, contenders, device.where)
     calls = {**device.references(case, case.positions(device.where)), **calls}
     warm, host = case.size <= device.warm_bytes, case.asks == "host"
     timed = host_timer if host else partial(device.time, warm=warm)
-    in_turn = partial(interleave, seconds=seconds, warm=warm, rounds=device.rounds, timed=timed)
-    found.seconds.update(in_turn(calls))
+    time_calls = partial(interleave, seconds=seconds, warm=warm, rounds=device.rounds, timed=timed)
+    measured.seconds.update(time_calls(calls))
     capture = device.capturer()
     if capture is None or host:
-        return found
+        return measured
     times = REPLAYED if warm else 1
     replays: dict[str, Call] = {}
     for name, call in calls.items():
         try:
             replays[name] = capture(call, times)
         except Exception as reason:
-            found.left_out[f"{name}, as a graph"] = why(reason)
-    samples = in_turn(replays)
-    found.replays.update({name: [round(t / times, 9) for t in ts] for name, ts in samples.items()})
-    return found
+            measured.left_out[f"{name}, as a graph"] = reason_text(reason)
+    samples = time_calls(replays)
+    measured.replays.update(
+        {name: [round(t / times, 9) for t in ts] for name, ts in samples.items()}
+    )
+    return measured
 
 
 def admit(
@@ -118,19 +120,19 @@ def admit(
 
     The references are the first of the calls.
     """
-    found = Measured(case=case)
+    measured = Measured(case=case)
     positions = case.positions(device)
     tensors = [case.tensors(device=device) for _ in range(3)]
     calls = references(case, *tensors)
     grads = [case.tensors(1, device) if case.backward else () for _ in range(2)]
-    given, scratch = ((*xs, *dxs) for xs, dxs in zip(tensors, grads, strict=False))
+    arguments, scratch = ((*xs, *dxs) for xs, dxs in zip(tensors, grads, strict=False))
     for contender in contenders:
         key, shifted = contender.key, positions + contender.shift
         rope = case.rope(contender.pairing, contender.pairing_out)
-        for x, y in zip(scratch, given, strict=True):
+        for x, y in zip(scratch, arguments, strict=True):
             x.copy_(y)
         try:
-            operands = scratch if contender.in_place else given
+            operands = scratch if contender.in_place else arguments
             call = _prepare(contender, case, rope, shifted, operands)
             results = call()
         except Exception as reason:
@@ -138,20 +140,20 @@ def admit(
             unable = isinstance(reason, (UnableError, torch.OutOfMemoryError))
             if contender.name.startswith("phasor") and not unable:
                 raise
-            found.left_out[key] = why(reason)
+            measured.left_out[key] = reason_text(reason)
             continue
         if contender.heads_first:
             results = [x.transpose(1, 2) if x.dim() == 4 else x for x in results]
-        found.errors[key] = worst_error(case, rope, shifted, given, results)
+        measured.errors[key] = worst_error(case, rope, shifted, arguments, results)
         del results
-        if not found.errors[key] <= tolerance(case):
-            found.refused.append(key)
+        if not measured.errors[key] <= tolerance(case):
+            measured.refused.append(key)
             continue
         calls[key] = call
-    return found, calls
+    return measured, calls
 
 
-def why(reason: Exception) -> str:
+def reason_text(reason: Exception) -> str:
     """What an exception says, in short."""
     if isinstance(reason, ImportError):
         return f"not installed ({reason.name})"
@@ -169,11 +171,11 @@ def references(
     the same bytes, because torch multiplies bfloat16 more slowly than memory delivers it.
     """
     passes = 2 if case.backward else 1
-    turned = [x[..., : case.rotary_dim or case.head_dim].view(torch.float32) for x in scratch]
+    rotated = [x[..., : case.rotary_dim or case.head_dim].view(torch.float32) for x in scratch]
     pairs = [*zip(target, inputs, strict=True)]
     return {
         COPY: lambda: [x.copy_(y) for x, y in passes * pairs],
-        MULTIPLY: lambda: [x.mul_(-1.0) for x in passes * turned],
+        MULTIPLY: lambda: [x.mul_(-1.0) for x in passes * rotated],
     }
 
 
@@ -243,5 +245,5 @@ def rotation_error(
         first, second = slices(pairing, rope.rotary_dim // 2)
         numbers.append(rotated[..., first] + 1j * rotated[..., second])
     z, w = numbers
-    off = np.abs(w - z * turns) / np.maximum(np.abs(z), np.finfo(np.float32).tiny)
-    return float(off.max()) if np.isfinite(off).all() else float("inf")
+    error = np.abs(w - z * turns) / np.maximum(np.abs(z), np.finfo(np.float32).tiny)
+    return float(error.max()) if np.isfinite(error).all() else float("inf")

@@ -61,24 +61,24 @@ def prepared(model: Any, dtype: torch.dtype, patched: bool) -> Any:
     return model
 
 
-def llama(which: str, dtype: str) -> Any:
+def llama(kind: str, dtype: str) -> Any:
     """The Llama of the times: ``"plain"`` or ``"ours"``."""
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(pad_token_id=0, **LLAMA))
-    return prepared(model, getattr(torch, dtype), which == "ours")
+    return prepared(model, getattr(torch, dtype), kind == "ours")
 
 
-def run_of(model: Any, run: str, *, compiled: bool) -> Callable[[], object]:
+def make_run(model: Any, run: str, *, compiled: bool) -> Callable[[], object]:
     """A call of ``model``: a prompt, a few tokens one at a time after it, or a training step."""
     ids = torch.arange(PROMPT)[None] * 61 % 32_000
-    called = torch.compile(model, dynamic=False) if compiled else model
+    function = torch.compile(model, dynamic=False) if compiled else model
     if run == "prefill":
-        return torch.no_grad()(lambda: called(ids, use_cache=False, logits_to_keep=1))
+        return torch.no_grad()(lambda: function(ids, use_cache=False, logits_to_keep=1))
     if run == "training":
         optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-4, fused=True)
 
         def train() -> None:
-            called(ids, labels=ids, use_cache=False).loss.backward()
+            function(ids, labels=ids, use_cache=False).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -88,12 +88,12 @@ def run_of(model: Any, run: str, *, compiled: bool) -> Callable[[], object]:
         cache = transformers.StaticCache(config=model.config, max_cache_len=PROMPT + STEPS)
     with torch.no_grad():
         model(ids, None, None, cache, use_cache=True)
-    one = torch.tensor([[5]])
+    token = torch.tensor([[5]])
 
     @torch.no_grad()
     def decode() -> None:
         for _ in range(STEPS):
-            called(one, None, None, cache, use_cache=True)
+            function(token, None, None, cache, use_cache=True)
         # back to the end of the prompt
         if compiled:
             for layer in cache.layers:
@@ -106,8 +106,8 @@ def run_of(model: Any, run: str, *, compiled: bool) -> Callable[[], object]:
 
 def time_run(run: str, dtype: str, compiled: bool, seconds: float) -> dict[str, Any]:
     """Unpatched and patched in turn."""
-    both = "plain", "ours"
-    calls = {which: run_of(llama(which, dtype), run, compiled=compiled) for which in both}
+    kinds = "plain", "ours"
+    calls = {kind: make_run(llama(kind, dtype), run, compiled=compiled) for kind in kinds}
     return {"seconds": interleave(calls, seconds=2 * seconds, rounds=ROUNDS)}
 
 
@@ -123,16 +123,18 @@ def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
     }
 
 
-def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
+def sections(results: Mapping[str, Any], device: str) -> Iterator[Section]:
     """What came out in plain words; times and ratios."""
     rows: dict[str, dict[str, str]] = {}
     ratios: list[Spread] = []
-    for name, plain in found.items():
+    for name, plain in results.items():
         times, calls = Times(plain["seconds"]), STEPS if name.startswith("decode") else 1
-        theirs, ours = (f"{1e3 / calls * times.median(which):.4g}" for which in ("plain", "ours"))
+        theirs_ms, ours_ms = (
+            f"{1e3 / calls * times.median(kind):.4g}" for kind in ("plain", "ours")
+        )
         ratios.append(times.ratio("ours", "plain"))
         rows[name] = {
-            "transformers, ms": theirs, "phasor, ms": ours,
+            "transformers, ms": theirs_ms, "phasor, ms": ours_ms,
             "phasor / transformers": str(ratios[-1]),
         }  # fmt: skip
     faster, slower = sum(r.high < 1 for r in ratios), sum(r.low > 1 for r in ratios)

@@ -42,8 +42,8 @@ def times_chart(cases: Mapping[str, Any]) -> alt.VConcatChart:
     for name, title in _TIMES.items():
         seconds = Measured.from_plain(cases[name]).seconds
         rows = [
-            {"contender": told, "copies": round(seconds.ratio(key, COPY).median, 2)}
-            for key, told in _DRAWN.items()
+            {"contender": text, "copies": round(seconds.ratio(key, COPY).median, 2)}
+            for key, text in _DRAWN.items()
             if key in seconds
         ]
         y = alt.Y("contender:N", sort=None, title=None, axis=alt.Axis(labelLimit=200))
@@ -64,10 +64,14 @@ def errors_chart(cases: Mapping[str, Any]) -> alt.Chart:
         "transformers, half": "float32 angles: all others but onnxruntime",
     }
     rows = [
-        {"position": float(name.removeprefix(_ERRORS).partition(",")[0]), "error": error, "of": of}
+        {
+            "position": float(name.removeprefix(_ERRORS).partition(",")[0]),
+            "error": error,
+            "of": values,
+        }
         for name, plain in cases.items()
         if name.startswith(_ERRORS)
-        for key, of in series.items()
+        for key, values in series.items()
         if (error := plain["errors"][key])
     ]
     log = alt.Scale(type="log")

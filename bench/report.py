@@ -41,15 +41,15 @@ def marked(title: str, parts: Iterable[str]) -> str:
 
 def markdown(results: Mapping[str, Any], sections: Iterable[Section]) -> str:
     """A page: when, where and with what it was measured, its sections, and what failed."""
-    named = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     measured = (
         f"Measured {results['date']} at commit {results['commit']}, on {results['machine']}, "
-        f"Python {results['python']}; {named}."
+        f"Python {results['python']}; {versions}."
     )
     parts = [
         marked("measured", [measured]),
         "" if results["whole"] else "This was a run of some of the cases.",
         *(marked(section.title, section.parts()) for section in sections),
     ]
-    parts += [f"{what} failed: {reason}" for what, reason in results["failed"].items()]
+    parts += [f"{step} failed: {reason}" for step, reason in results["failed"].items()]
     return "\n\n".join(filter(None, parts)) + "\n"

@@ -60,14 +60,14 @@ positions before one. The derived bound of phasor in float32 is {FAR_BOUND:.1e}.
 }  # fmt: skip
 
 
-def steps(device: Cpu, seconds: float, without: Sequence[str] = ()) -> dict[str, Callable[[], Any]]:
+def steps(device: Cpu, seconds: float, skip: Sequence[str] = ()) -> dict[str, Callable[[], Any]]:
     """What is asked about every case, without contenders whose names have one of these words."""
 
     def answer(case: Case) -> Measured:
         contenders = [
-            one
-            for one in everyone(case, device.kind)
-            if not any(word in one.name for word in without)
+            contender
+            for contender in everyone(case, device.kind)
+            if not any(word in contender.name for word in skip)
         ]
         match case.asks:
             case "parts":
@@ -117,23 +117,23 @@ def parts(case: Case) -> dict[str, Call]:
 def time_parts(case: Case, seconds: float) -> Times:
     """Every part in turn, and the loop on one thread."""
     calls, threads = parts(case), torch.get_num_threads()
-    found = interleave(calls, seconds=seconds, warm=True)
+    times = interleave(calls, seconds=seconds, warm=True)
     # by itself, because a change of their number starts threads anew
     torch.set_num_threads(1)
-    found |= interleave({ALONE: calls[EXTENSION]}, seconds=seconds / 10, warm=True)
+    times |= interleave({ALONE: calls[EXTENSION]}, seconds=seconds / 10, warm=True)
     torch.set_num_threads(threads)
-    return found
+    return times
 
 
 def shares(times: Times) -> dict[str, str]:
     """The parts of the whole call's median; what no part takes is left for Python's own calls."""
     took = {part: times.median(part) for part in times}
-    copy, multiply, whole, loop, arguments, alone = (
+    copy, multiply, whole, loop, arguments, single = (
         took.pop(part) for part in (COPY, MULTIPLY, WHOLE, EXTENSION, ARGUMENTS, ALONE)
     )
     parts = {
         "the loop, on all threads": loop - arguments,
-        "on one thread": alone - arguments,
+        "on one thread": single - arguments,
         "arguments, read and checked": arguments,
         **took,
         "Python's calls": whole - loop - sum(took.values()),
@@ -142,22 +142,22 @@ def shares(times: Times) -> dict[str, str]:
     return ratios | {name: f"{part / whole:.0%}" for name, part in parts.items()}
 
 
-def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
+def sections(results: Mapping[str, Any], device: str) -> Iterator[Section]:
     """Every table."""
-    measured = [Measured.from_plain(plain) for plain in found.values()]
+    measured = [Measured.from_plain(plain) for plain in results.values()]
     gate = ", ".join(f"{value:.1e} in {dtype}" for dtype, value in TOLERANCE.items())
     yield Section(note=_RATIOS.format(gate=gate), after=_GPU_NOTE if device != "cpu" else _CPU_NOTE)
     targets = {target.what: target.row(measured) for target in TARGETS[device]}
     yield Section("Targets", rows=targets, corner="target")
-    short = {what: row | {"held": row["held"].partition(":")[0]} for what, row in targets.items()}
+    short = {name: row | {"held": row["held"].partition(":")[0]} for name, row in targets.items()}
     yield Section("Targets in short", rows=short, corner="target")
     groups: dict[tuple[str, str], list[Measured]] = {}
     for m in measured:
         calls = f"{m.case.group}, {m.case.dtype}", "Calls:" if m.replays else ""
         groups.setdefault(_SECTIONS.get(m.case.asks, calls), []).append(m)
-    for (title, note), some in groups.items():
-        yield Section(title, note, grid(some, device))
-        yield Section("", "Graphs:", grid([m.replayed() for m in some if m.replays], device))
+    for (title, note), group in groups.items():
+        yield Section(title, note, grid(group, device))
+        yield Section("", "Graphs:", grid([m.replayed() for m in group if m.replays], device))
     reasons = Counter(entry for m in measured for entry in m.left_out.items())
     lines = [
         f"* {key}: {reason} ({count} of {len(measured)} cases)"
@@ -166,15 +166,15 @@ def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
     yield Section("Left out", "\n".join(lines) or "Nobody.")
 
 
-def grid(some: Sequence[Measured], device: str) -> dict[str, dict[str, str]]:
+def grid(measured: Sequence[Measured], device: str) -> dict[str, dict[str, str]]:
     """A row for each contender, a column for each case."""
-    several = len({m.case.dtype for m in some}) > 1
-    found: dict[str, dict[str, str]] = {}
-    for m in some:
+    has_dtypes = len({m.case.dtype for m in measured}) > 1
+    rows: dict[str, dict[str, str]] = {}
+    for m in measured:
         title = m.case.name.removeprefix(f"{m.case.group}, ")
         for key, text in cells(m, device).items():
-            found.setdefault(key, {})[f"{title}, {m.case.dtype}" if several else title] = text
-    return found
+            rows.setdefault(key, {})[f"{title}, {m.case.dtype}" if has_dtypes else title] = text
+    return rows
 
 
 def cells(m: Measured, device: str) -> dict[str, str]:
@@ -197,11 +197,11 @@ def ratios(m: Measured, device: str) -> dict[str, str]:
         per_second = moved(m.case, key) / m.seconds.median(key)
         return f", {per_second / 1e9:.0f}" if device != "cpu" and key != EMPTY else ""
 
-    found = {"`copy_`, µs": f"{1e6 * m.seconds.median(COPY):.4g}{speed(COPY)}"}
+    cells = {"`copy_`, µs": f"{1e6 * m.seconds.median(COPY):.4g}{speed(COPY)}"}
     rivals = [k for k in m.seconds if not k.startswith((COPY, MULTIPLY, EMPTY, *PROBES))]
     fastest = min(rivals, key=lambda k: m.seconds.ratio(k, COPY).median, default=None)
     for key in m.seconds:
         if key != COPY:
             text = f"{m.seconds.ratio(key, COPY)}{speed(key)}"
-            found[key] = f"**{text}**" if key == fastest else text
-    return found | {key: f"*wrong:* {m.errors[key]:.0e}" for key in m.refused}
+            cells[key] = f"**{text}**" if key == fastest else text
+    return cells | {key: f"*wrong:* {m.errors[key]:.0e}" for key in m.refused}

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from contenders import versions
 from device import Cpu, Cuda, Rehearsal, restart_with_kept_memory
-from measure import why
+from measure import reason_text
 from report import markdown
 
 #: Each is a module: its ``steps`` are what can be measured, by name, ``QUICK`` says which of them
@@ -56,16 +56,16 @@ def commit() -> str:
     head = git("rev-parse", "--short", "HEAD")
     if not head:
         return f"unknown (source {digest()})"
-    changed = git("status", "--porcelain", "--", "src", "csrc", "bench/*.py")
-    return head + (" (changed)" if changed else "")
+    changes = git("status", "--porcelain", "--", "src", "csrc", "bench/*.py")
+    return head + (" (changed)" if changes else "")
 
 
 def digest() -> str:
     """The first digits of a hash of all source."""
-    found = hashlib.sha256()
-    for path in sorted(one for pattern in _SOURCE for one in ROOT.glob(pattern)):
-        found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()[:12]
+    hasher = hashlib.sha256()
+    for path in sorted(match for pattern in _SOURCE for match in ROOT.glob(pattern)):
+        hasher.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return hasher.hexdigest()[:12]
 
 
 def about(device: Cpu) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def about(device: Cpu) -> dict[str, Any]:
 
 def selected(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """The names that a pattern matches; leaves the program if there are none."""
-    found = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
-    return found or sys.exit(f"no case matches {patterns[0]!r}; they are: {'; '.join(names)}")
+    chosen = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+    return chosen or sys.exit(f"no case matches {patterns[0]!r}; they are: {'; '.join(names)}")
 
 
 def kept_cases(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +102,10 @@ def write(path: Path, results: Mapping[str, Any], page: str) -> None:
 
 
 def measure_all(
-    steps: Mapping[str, Callable[[], Any]], names: Sequence[str], device: Cpu, kept: dict[str, Any]
+    steps: Mapping[str, Callable[[], Any]],
+    names: Sequence[str],
+    device: Cpu,
+    kept: dict[str, Any],
 ) -> Iterator[dict[str, Any]]:
     """After each step of these names, what there is by then of all steps."""
     cases, failed = dict(kept), {}
@@ -115,7 +118,7 @@ def measure_all(
         except Exception as reason:
             # a case may be too large for the device, others' kernels can break anything, and what
             # was measured before stays
-            failed[name] = why(reason)
+            failed[name] = reason_text(reason)
         yield {
             "cases": {name: cases[name] for name in steps if name in cases},
             "whole": steps.keys() <= cases.keys(), "failed": failed,
@@ -134,32 +137,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", nargs="?", choices=PAGES, default=PAGES[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    some = parser.add_mutually_exclusive_group()
-    some.add_argument("--quick", action="store_true", help="a few cases, printed: about a minute")
-    some.add_argument("--cases", default="*", metavar="PATTERN", help='as in "prefill*, bf*"')
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--quick", action="store_true", help="a few cases, printed: about a minute")
+    group.add_argument("--cases", default="*", metavar="PATTERN", help='as in "prefill*, bf*"')
     without = 'leave out contenders whose names have it, as in "compiled"'
     parser.add_argument("--without", action="append", default=[], metavar="WORD", help=without)
     into = "of the results, and of those before, instead of bench/results"
     parser.add_argument("--into", type=Path, default=RESULTS, metavar="FOLDER", help=into)
-    wanted = parser.parse_args(arguments)
-    if wanted.page != PAGES[0] and (wanted.device == "cuda" or wanted.without):
-        parser.error(f"{wanted.page} is measured on a processor alone, with everyone")
-    device = device_of(wanted.device)
-    page: Any = import_module(wanted.page.replace("-", "_"))
-    seconds = min(1.5, device.seconds) if wanted.quick else device.seconds
-    options = {"without": wanted.without} if wanted.without else {}
+    parsed = parser.parse_args(arguments)
+    if parsed.page != PAGES[0] and (parsed.device == "cuda" or parsed.without):
+        parser.error(f"{parsed.page} is measured on a processor alone, with everyone")
+    device = device_of(parsed.device)
+    page: Any = import_module(parsed.page.replace("-", "_"))
+    seconds = min(1.5, device.seconds) if parsed.quick else device.seconds
+    options = {"without": parsed.without} if parsed.without else {}
     steps = page.steps(device, seconds, **options)
-    names = selected([*steps], page.QUICK if wanted.quick else [wanted.cases])
-    told = about(device)
-    path = wanted.into / f"{device.name if wanted.page == PAGES[0] else wanted.page}.json"
-    found, text = {}, ""
-    for found in measure_all(steps, names, device, {} if wanted.quick else kept_cases(path, told)):
-        text = markdown(told | found, page.sections(found["cases"], device.kind))
-        if not wanted.quick:
-            write(path, told | found, text)
-    print(text if wanted.quick else f"Written: {path} and {path.with_suffix('.md').name}")
-    if found["failed"]:
-        print(f"Failed, as told there: {'; '.join(found['failed'])}", file=sys.stderr)
+    names = selected([*steps], page.QUICK if parsed.quick else [parsed.cases])
+    machine = about(device)
+    path = parsed.into / f"{device.name if parsed.page == PAGES[0] else parsed.page}.json"
+    results, text = {}, ""
+    for results in measure_all(
+        steps, names, device, {} if parsed.quick else kept_cases(path, machine)
+    ):
+        text = markdown(machine | results, page.sections(results["cases"], device.kind))
+        if not parsed.quick:
+            write(path, machine | results, text)
+    print(text if parsed.quick else f"Written: {path} and {path.with_suffix('.md').name}")
+    if results["failed"]:
+        print(f"Failed, as told there: {'; '.join(results['failed'])}", file=sys.stderr)
         sys.exit(1)
 
 

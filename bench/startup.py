@@ -47,12 +47,12 @@ COMPARED: dict[str, tuple[Callable[[], float], Callable[[], float], float]] = {
 
 def main() -> None:
     """Print a line for each."""
-    for what, (ours, numpys, limit) in COMPARED.items():
+    for name, (ours, numpys, limit) in COMPARED.items():
         rounds = [(ours(), numpys()) for _ in range(ROUNDS)]
         phasor, numpy = (1e3 * median(times) for times in zip(*rounds, strict=True))
-        held = "held" if phasor <= limit * numpy else "short"
-        ratio = f"{phasor / numpy:.2f} (at most {limit}: {held})"
-        print(f"{what}: {phasor:.1f} ms, NumPy: {numpy:.1f} ms, ratio {ratio}")
+        verdict = "held" if phasor <= limit * numpy else "short"
+        ratio = f"{phasor / numpy:.2f} (at most {limit}: {verdict})"
+        print(f"{name}: {phasor:.1f} ms, NumPy: {numpy:.1f} ms, ratio {ratio}")
 
 
 if __name__ == "__main__":

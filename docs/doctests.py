@@ -11,8 +11,8 @@ import griffe
 _EXAMPLE = re.compile(r"^( *)>>> .*(?:\n(?! *$).*)*", re.MULTILINE)
 
 
-def _fenced(found: re.Match[str]) -> str:
-    return f"{found[1]}```pycon\n{found[0]}\n{found[1]}```"
+def _fenced(match: re.Match[str]) -> str:
+    return f"{match[1]}```pycon\n{match[0]}\n{match[1]}```"
 
 
 class Doctests(griffe.Extension):

@@ -40,23 +40,23 @@ def main() -> None:
 def draw(page: str) -> None:
     """Run the code of ``page`` and write its pictures."""
     names: dict[str, Any] = {}
-    wanted = ""
-    for found in PICTURE_OR_CODE.finditer((DOCS / page).read_text("utf-8")):
-        picture, code = found.groups()
+    chosen = ""
+    for drawn in PICTURE_OR_CODE.finditer((DOCS / page).read_text("utf-8")):
+        picture, code = drawn.groups()
         if picture:
-            wanted = picture
+            chosen = picture
             continue
         names.pop("chart", None)
         exec(code, names)
-        if wanted and "chart" in names:
-            write(tools.pictures.draw(names["chart"]), wanted)
-            wanted = ""
+        if chosen and "chart" in names:
+            write(tools.pictures.draw(names["chart"]), chosen)
+            chosen = ""
 
 
-def write(picture: str, wanted: str) -> None:
+def write(picture: str, text: str) -> None:
     """Write one picture."""
-    (DOCS / wanted).write_text(picture, "utf-8")
-    print(DOCS / wanted)
+    (DOCS / text).write_text(picture, "utf-8")
+    print(DOCS / text)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 def on_page_content(html: str, **_: object) -> str:
     """The page with narrow spaces that do not break inside of numbers."""
-    return _CODE_OR_SPACE.sub(lambda found: found[1] or "\u202f", html)
+    return _CODE_OR_SPACE.sub(lambda match: match[1] or "\u202f", html)
 
 
 def on_post_page(output: str, page: Page, **_: object) -> str:

@@ -26,13 +26,13 @@ def open_browser() -> Generator[Browser]:
 
 def complaints(page: Page, address: str) -> list[str]:
     """What will go wrong on ``page``: words of its console, errors, requests beyond ``address``."""
-    found: list[str] = []
+    messages: list[str] = []
 
-    def request(asked: Request) -> None:
-        if not asked.url.startswith(address):
-            found.append(asked.url)
+    def request(request: Request) -> None:
+        if not request.url.startswith(address):
+            messages.append(request.url)
 
-    page.on("console", lambda said: found.append(said.text))
-    page.on("pageerror", lambda raised: found.append(str(raised)))
+    page.on("console", lambda said: messages.append(said.text))
+    page.on("pageerror", lambda raised: messages.append(str(raised)))
     page.on("request", request)
-    return found
+    return messages

@@ -70,9 +70,9 @@ def count(path: Path) -> tuple[int, int, int, int, int]:
         for node in nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     )
-    written = {number for number, row in rows.items() if row} - docstrings
-    comments = {number for number in written if rows[number].startswith("#")}
-    code = written - comments
+    code_lines = {number for number, row in rows.items() if row} - docstrings
+    comments = {number for number in code_lines if rows[number].startswith("#")}
+    code = code_lines - comments
     imports = _lines(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
     refusing = code & _lines(_refusing(nodes[0]))
     works = code - refusing - imports
@@ -82,13 +82,13 @@ def count(path: Path) -> tuple[int, int, int, int, int]:
 def main(places: list[str]) -> None:
     """Print a row for each place: the verbs, the rooms, and all."""
     rooms = sorted(path for path in SOURCE.rglob("*") if path.is_dir() and any(path.glob("*.py")))
-    wanted = {place: [Path(place)] for place in places} or {
+    chosen = {place: [Path(place)] for place in places} or {
         "the verbs": [SOURCE / "torch" / name for name in VERBS],
         **{str(room.relative_to(SOURCE)): [room] for room in rooms},
         "all": [SOURCE],
     }
     print(f"{'':26} files  lines   code  comments  refuses  works  ratio")
-    for name, paths in wanted.items():
+    for name, paths in chosen.items():
         files = [
             file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))
         ]

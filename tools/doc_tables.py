@@ -58,14 +58,16 @@ def map_table() -> Iterator[str]:
         yield f"| `{target}` | {' | '.join(cells)} |"
 
 
-def sign(one: Answer) -> str:
+def sign(answer: Answer) -> str:
     """What a target makes of a model, in a sign or two."""
-    if not one.can:
+    if not answer.can:
         return REFUSED
-    return " ".join((REORDERED,) * one.is_reordered + (ONE_LENGTH,) * (one.at_length is not None))
+    return " ".join(
+        (REORDERED,) * answer.is_reordered + (ONE_LENGTH,) * (answer.at_length is not None)
+    )
 
 
-def made() -> Iterator[str]:
+def generated_tables() -> Iterator[str]:
     """When, and with which programs of those that are run; not held by the tests."""
     from tests.files.translation.test_translate import assert_turns
 
@@ -87,10 +89,10 @@ def laws_table() -> Iterator[str]:
             users.setdefault(law, []).append(f"`{preset}`")
     for name, (example, formula) in REGISTRY.items():
         presets = users.get(type(example), [])
-        more = f" and {len(presets) - 3} more" if len(presets) > 3 else ""
+        rest = f" and {len(presets) - 3} more" if len(presets) > 3 else ""
         law = type(example).__name__
         link = f"[`{law}`](api/scaling.md#phasor.scaling.{law})"
-        yield f"| {link} | `{name}` | {formula} | {', '.join(presets[:3])}{more} |"
+        yield f"| {link} | `{name}` | {formula} | {', '.join(presets[:3])}{rest} |"
 
 
 def laws_index() -> Iterator[str]:
@@ -119,11 +121,11 @@ def defects() -> Iterator[str]:
         yield from (f"## {heading.removesuffix('.')}", "")
         yield "| Symptom | Program | `verify` names |"
         yield "|---|---|---|"
-        for one in group:
-            changes = [names for part in one.replay() for names in part.changes.values()]
-            names = dict.fromkeys(f"`{name}`" for some in changes for name in some)
-            program = f"[{one.program.partition(',')[0]}]({one.thread})"
-            yield f"| {one.symptom} | {program} | {', '.join(names)} |"
+        for defect in group:
+            changes = [names for part in defect.replay() for names in part.changes.values()]
+            names = dict.fromkeys(f"`{name}`" for findings in changes for name in findings)
+            program = f"[{defect.program.partition(',')[0]}]({defect.thread})"
+            yield f"| {defect.symptom} | {program} | {', '.join(names)} |"
         yield ""
 
 
@@ -141,7 +143,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "laws.md": {"laws": laws_table},
     "api/index.md": {"laws": laws_index},
     "api/scaling.md": {"laws": laws_shown},
-    "translate.md": {"targets": targets_table, "map": map_table, "made": made},
+    "translate.md": {"targets": targets_table, "map": map_table, "made": generated_tables},
     "verify-defects.md": {"defects": defects},
     "identify.md": {"names": names_found},
 }

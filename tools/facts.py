@@ -45,11 +45,11 @@ class Fact(NamedTuple):
 
 def load(path: str) -> Any:
     """A file of results."""
-    return json.loads(read(path))
+    return json.loads(read_text(path))
 
 
 @cache
-def read(path: str) -> str:
+def read_text(path: str) -> str:
     """A file of the repository."""
     return (ROOT / path).read_text("utf-8")
 
@@ -57,19 +57,21 @@ def read(path: str) -> str:
 def presets_in_doubt() -> int:
     """How many presets have a note that no source settles something."""
     notes = (phasor.preset(name).notes for name in phasor.preset_names())
-    return sum(any(note.startswith("Uncertain: ") for note in some) for some in notes)
+    return sum(
+        any(note.startswith("Uncertain: ") for note in preset_notes) for preset_notes in notes
+    )
 
 
 def lesson_lines() -> str:
     """How long the body of the lesson's ``rotate_by_hand`` is, without its docstring."""
-    body = re.search(r"^def rotate_by_hand.*?\n\n\n", read("docs/lesson.md"), re.M | re.S)
+    body = re.search(r"^def rotate_by_hand.*?\n\n\n", read_text("docs/lesson.md"), re.M | re.S)
     assert body is not None
     return WORDS[len(body[0].strip().splitlines()) - 2]
 
 
 def recipes() -> str:
     """The sections of the page of recipes that have one."""
-    sections = read("docs/own-rotation.md").split("\n## ")[1:]
+    sections = read_text("docs/own-rotation.md").split("\n## ")[1:]
     return WORDS[sum("```python" in section for section in sections)]
 
 
@@ -89,23 +91,23 @@ def usual_angle() -> str:
     return floating(angle_errors(rope, 131_072 + np.arange(1024), "float32 angle").max())
 
 
-def cpu_ratios(of: str, over: str) -> tuple[str, str]:
+def cpu_ratios(contender: str, reference: str) -> tuple[str, str]:
     """The least and the largest ratio of two medians of one case of ``bench/results/cpu.json``.
 
     Args:
-        of: A contender; ``others`` are all that are neither phasor nor a copy.
-        over: What its time is divided by, followed by the pairing if that is phasor.
+        contender: Its name; ``others`` are all that are neither phasor nor a copy.
+        reference: Its time is the divisor; followed by the pairing if it is phasor.
     """
     ratios = list[float]()
     for case in load("bench/results/cpu.json")["cases"].values():
-        medians = {name: statistics.median(each) for name, each in case["seconds"].items() if each}
+        medians = {name: statistics.median(ts) for name, ts in case["seconds"].items() if ts}
         for name, median in medians.items():
             pairing = name.rpartition(", ")[2]
-            other = over if over == "copy_" else f"{over}, {pairing}"
+            other_label = reference if reference == "copy_" else f"{reference}, {pairing}"
             is_other = not name.startswith(("phasor", "copy_", "in-place"))
-            chosen = is_other if of == "others" else name == f"{of}, {pairing}"
-            if chosen and other in medians:
-                ratios.append(median / medians[other])
+            chosen = is_other if contender == "others" else name == f"{contender}, {pairing}"
+            if chosen and other_label in medians:
+                ratios.append(median / medians[other_label])
     return f"{min(ratios):.2g}", f"{max(ratios):.2g}"
 
 
@@ -118,14 +120,14 @@ def rising_steps() -> str:
 def matrix_megabytes() -> str:
     """The largest matrix of ``elementwise``, kilobytes of 1024 as megabytes."""
     seeds = load(f"{EXPERIMENTS}/elementwise.json")["measured"]
-    largest = max(one["matrix, eq. 15"]["kilobytes"][-1] for one in seeds.values())
+    largest = max(seed["matrix, eq. 15"]["kilobytes"][-1] for seed in seeds.values())
     return f"{largest * 1024 / 1e6:.0f} MB"
 
 
 def largest_difference() -> str:
     """How far the three rotations of ``elementwise`` are apart."""
     seeds = load(f"{EXPERIMENTS}/elementwise.json")["measured"]
-    return f"{max(one['largest difference'] for one in seeds.values()):.1e}"
+    return f"{max(seed['largest difference'] for seed in seeds.values()):.1e}"
 
 
 def xpos_limit() -> str:
@@ -142,12 +144,12 @@ def xpos_largest() -> str:
     return f"{(0.4 / 1.4) ** (-2047 / 512):.0f}"
 
 
-def told(experiment: str, row: str, column: int, table: int = 0) -> float:
+def table_number(experiment: str, row: str, column: int, table: int = 0) -> float:
     """The number of a cell of the tables of an experiment, without its deviation.
 
     ``examples/papers/results/NAME.md`` has them, which a test compares with the measurements.
     """
-    text = read(f"{EXPERIMENTS}/{experiment}.md")
+    text = read_text(f"{EXPERIMENTS}/{experiment}.md")
     tables = [part for part in text.split("\n\n") if part.startswith("| ")]
     (cells,) = (
         line.split(" | ") for line in tables[table].splitlines() if line.startswith(f"| {row}")
@@ -163,17 +165,17 @@ def sizes(numbers: Sequence[float], digits: int) -> tuple[str, str]:
 
 def secrets() -> tuple[str, str]:
     """What linear, NTK-aware and YaRN name more than the unchanged rope."""
-    return sizes([told("longer_context", row, 2) for row in ("b: ", "c: ", "d: ")], 2)
+    return sizes([table_number("longer_context", row, 2) for row in ("b: ", "c: ", "d: ")], 2)
 
 
 def bits_fewer() -> tuple[str, str]:
     """What RoPE needs fewer for a word beyond the trained length."""
-    return sizes([told("translation", "b: ", column, table=1) for column in (3, 4, 5)], 1)
+    return sizes([table_number("translation", "b: ", column, table=1) for column in (3, 4, 5)], 1)
 
 
-def moved() -> str:
+def moved_bytes() -> str:
     """What sines and cosines lose elsewhere: their paired differences, as RoPE loses nothing."""
-    here, there = (told("convergence", "b: sinusoidal", column) for column in (2, 3))
+    here, there = (table_number("convergence", "b: sinusoidal", column) for column in (2, 3))
     return f"{there - here:.2f}"
 
 
@@ -185,7 +187,7 @@ def short(frequency: float) -> str:
 def band() -> tuple[str, str]:
     """The first pair of SmolLM2 with twice an even share of usage, and its frequency."""
     measured = load(f"{EXPERIMENTS}/live_model.json")["measured"]
-    queries, keys = (np.array(measured["usage"][of]) for of in ("queries", "keys"))
+    queries, keys = (np.array(measured["usage"][side]) for side in ("queries", "keys"))
     product = queries * keys.repeat(queries.shape[1] // keys.shape[1], 1)  # [layers, heads, pairs]
     shares = (product / product.sum(-1, keepdims=True)).mean((0, 1))
     first = int(np.argmax(shares > 2 / len(shares)))
@@ -194,8 +196,8 @@ def band() -> tuple[str, str]:
 
 def longest_pairs() -> tuple[str, ...]:
     """A layer's longest pair to its mean: values, queries, keys."""
-    found = (told("live_model", row, 4, table=2) for row in ("values", "queries", "keys"))
-    return tuple(f"{ratio:.1f}" for ratio in found)
+    numbers = (table_number("live_model", row, 4, table=2) for row in ("values", "queries", "keys"))
+    return tuple(f"{ratio:.1f}" for ratio in numbers)
 
 
 def slow_bands() -> tuple[str, str]:
@@ -205,19 +207,19 @@ def slow_bands() -> tuple[str, str]:
 
 def defects() -> int:
     """Rows of the table of published defects."""
-    return len(re.findall(r"^\| (?!Symptom)", read("docs/verify-defects.md"), re.M))
+    return len(re.findall(r"^\| (?!Symptom)", read_text("docs/verify-defects.md"), re.M))
 
 
 def published() -> int:
     """How many config files with a reading of their own the tests have."""
     folder = ROOT / "tests/files/configs/published"
-    return sum(len(one.read_text("utf-8").splitlines()) for one in folder.glob("*.jsonl"))
+    return sum(len(file.read_text("utf-8").splitlines()) for file in folder.glob("*.jsonl"))
 
 
 def reasons_to_refuse() -> int:
     """How many reasons there are to refuse a file, of all kinds."""
-    by_kind = tomllib.loads(read("src/phasor/files/refusals.toml"))
-    return sum(len(reasons) for reasons in by_kind.values())
+    tables = tomllib.loads(read_text("src/phasor/files/refusals.toml"))
+    return sum(len(reasons) for reasons in tables.values())
 
 
 def pairings() -> tuple[int, ...]:
@@ -227,7 +229,7 @@ def pairings() -> tuple[int, ...]:
         for name in phasor.preset_names()
         for rope in phasor.preset(name).ropes[:1]
     )
-    return tuple(layouts[one] for one in _LAYOUTS)
+    return tuple(layouts[layout] for layout in _LAYOUTS)
 
 
 _LAYOUTS = ("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half")
@@ -236,7 +238,7 @@ _LAYOUTS = ("half", "half"), ("interleaved", "interleaved"), ("interleaved", "ha
 def proofs() -> tuple[object, ...]:
     """How many targets there are, and how many are run, were run, and are described."""
     checked = Counter(target.checked for target in TARGETS.values())
-    counts = (WORDS[checked[one]] for one in ("run", "engine", "description"))
+    counts = (WORDS[checked[kind]] for kind in ("run", "engine", "description"))
     return (len(TARGETS), *counts)
 
 
@@ -267,12 +269,12 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
         ("## 7. `rotate`, in {} lines", lesson_lines, "the block below it"),
         (
             "this model's loss grows by {} nats up to 2,048 tokens",
-            lambda: f"{told('live_model', 'd: slowest quarter', 3, table=5):.2f}",
+            lambda: f"{table_number('live_model', 'd: slowest quarter', 3, table=5):.2f}",
             "live_model.md",
         ),
         (
             "stop the fastest, and it grows by {}",
-            lambda: f"{told('live_model', 'b: fastest quarter', 3, table=5):.1f}",
+            lambda: f"{table_number('live_model', 'b: fastest quarter', 3, table=5):.1f}",
             "live_model.md",
         ),
     ),
@@ -313,17 +315,17 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
         ),
     ),
     "docs/papers/convergence.md": (
-        ("Sines and cosines lose {} bits from position 64 on", moved, "convergence.md"),
+        ("Sines and cosines lose {} bits from position 64 on", moved_bytes, "convergence.md"),
     ),
     "docs/papers/frequency-usage.md": (
         (
             "stopping a quarter at the fast end costs {} bits",
-            lambda: f"{told('frequency_usage', 'f: ', 2):.3f}",
+            lambda: f"{table_number('frequency_usage', 'f: ', 2):.3f}",
             "frequency_usage.md",
         ),
         (
             "is worse than p = 1**, by {} bits",
-            lambda: f"{told('frequency_usage', 'c: ', 2):.3f}",
+            lambda: f"{table_number('frequency_usage', 'c: ', 2):.3f}",
             "frequency_usage.md",
         ),
     ),
@@ -331,14 +333,14 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
         ("and NTK-aware name {} to {} more of all secrets", secrets, "longer_context.md"),
         (
             "YaRN is best, {} bits better",
-            lambda: f"{-told('longer_context', 'd: ', 3):.2f}",
+            lambda: f"{-table_number('longer_context', 'd: ', 3):.2f}",
             "longer_context.md",
         ),
     ),
     "docs/papers/long-documents.md": (
         (
             "at four times it finds {} more of them",
-            lambda: f"{-told('long_documents', 'b: ', 4):.3f}",
+            lambda: f"{-table_number('long_documents', 'b: ', 4):.3f}",
             "long_documents.md",
         ),
     ),
@@ -346,14 +348,14 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
         ("it needs {} to {} bits fewer per word", bits_fewer, "translation.md"),
         (
             "It translates {} % of the sentences of five dates without a mistake",
-            lambda: f"{100 * told('translation', 'a: RoPE', 3):.0f}",
+            lambda: f"{100 * table_number('translation', 'a: RoPE', 3):.0f}",
             "translation.md",
         ),
     ),
     "docs/papers/live-model.md": (
         (
             "**Most of the usage is in slow pairs**: {} in the slower half",
-            lambda: f"{told('live_model', 'all', 3, table=1):.2f}",
+            lambda: f"{table_number('live_model', 'all', 3, table=1):.2f}",
             "live_model.md",
         ),
         (
@@ -370,20 +372,20 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
         (
             "its fastest quarter has {} of the usage, the last layer's {}",
             lambda: tuple(
-                f"{told('live_model', f'{place} layer', 2, table=1):.3f}"
+                f"{table_number('live_model', f'{place} layer', 2, table=1):.3f}"
                 for place in ("first", "last")
             ),
             "live_model.md",
         ),
         (
             "the strongest pair makes up {} of the {} by which",
-            lambda: tuple(f"{told('live_model', 'sink', n, table=4):.1f}" for n in (3, 2)),
+            lambda: tuple(f"{table_number('live_model', 'sink', n, table=4):.1f}" for n in (3, 2)),
             "live_model.md",
         ),
         (
             "have a mean cosine of {} with its key, those that look at the previous token {},",
             lambda: tuple(
-                f"{told('live_model', *cell, table=3):.2f}"
+                f"{table_number('live_model', *cell, table=3):.2f}"
                 for cell in (("diagonal", 2), ("previous", 3))
             ),
             "live_model.md",
@@ -395,7 +397,7 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
         ),
         (
             "no loss up to 512 tokens, and {} nats from there to 2048",
-            lambda: f"{told('live_model', 'd: slowest quarter', 3, table=5):.2f}",
+            lambda: f"{table_number('live_model', 'd: slowest quarter', 3, table=5):.2f}",
             "live_model.md",
         ),
     ),
@@ -410,25 +412,25 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
 FACTS = tuple(Fact(page, *fact) for page, facts in _BY_PAGE.items() for fact in facts)
 
 
-def wrong(facts: tuple[Fact, ...] = FACTS) -> Iterator[str]:
+def find_wrong(facts: tuple[Fact, ...] = FACTS) -> Iterator[str]:
     """What a page says otherwise, a line each; the right ones are printed."""
     for page, sentence, number, source in facts:
         value = number()
         numbers = value if isinstance(value, tuple) else (value,)
-        text = re.sub(r"\s+", " ", read(page))
-        expected = sentence.format(*numbers)
-        if expected in text:
-            print(f"{page}: {expected}  [{source}]")
+        text = re.sub(r"\s+", " ", read_text(page))
+        text_expected = sentence.format(*numbers)
+        if text_expected in text:
+            print(f"{page}: {text_expected}  [{source}]")
             continue
         pattern = re.escape(sentence).replace(re.escape("{}"), r"(\S+)")
-        found = re.search(pattern, text)
-        says = f"says “{found[0]}”" if found else "has no such sentence"
-        yield f"{page} {says}; by {source} it is “{expected}”"
+        match = re.search(pattern, text)
+        actual = f"says “{match[0]}”" if match else "has no such sentence"
+        yield f"{page} {actual}; by {source} it is “{text_expected}”"
 
 
 def main() -> int:
     """Print the facts, and what is wrong last."""
-    faults = list(wrong())
+    faults = list(find_wrong())
     print(*(f"wrong: {fault}" for fault in faults), sep="\n", end="\n" if faults else "")
     return bool(faults)
 

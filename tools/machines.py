@@ -99,24 +99,24 @@ Run = Callable[[], subprocess.CompletedProcess[str]]
 
 def machines(pytest_arguments: list[str], folder: Path) -> dict[str, Run]:
     """What to run, by name."""
-    settings = {f"instructions {p}": {"PHASOR_CPU": p} | held_to(p) for p in paths()}
+    settings = {f"instructions {p}": {"PHASOR_CPU": p} | find_minima(p) for p in paths()}
     settings |= {f"threads {n}": {"OMP_NUM_THREADS": n} for n in ("1", "2", "4")} | PLACES
     source = {"PYTHONPATH": str(ROOT / "src")}
-    named: dict[str, Run] = {
+    runs: dict[str, Run] = {
         name: partial(suite, ROOT, pytest_arguments, source | environment)
         for name, environment in settings.items()
     }
-    named["no kernel"] = lambda: without_kernel(pytest_arguments, folder / "unbuilt")
-    named["a checkout that cannot be written"] = lambda: unwritable(
+    runs["no kernel"] = lambda: without_kernel(pytest_arguments, folder / "unbuilt")
+    runs["a checkout that cannot be written"] = lambda: unwritable(
         pytest_arguments, folder / "unwritable"
     )
-    for name, (requirements, more) in VERSIONS.items():
+    for name, (requirements, options) in VERSIONS.items():
         place = folder / name.replace(" ", "-")
-        named[name] = partial(other_versions, requirements, [*more, *pytest_arguments], place)
-    return named
+        runs[name] = partial(other_versions, requirements, [*options, *pytest_arguments], place)
+    return runs
 
 
-def printed_by(program: str, python: str = sys.executable) -> str:
+def run_program(program: str, python: str = sys.executable) -> str:
     """What a program of Python prints."""
     command = [python, "-c", program]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
@@ -124,12 +124,12 @@ def printed_by(program: str, python: str = sys.executable) -> str:
 
 def paths() -> list[str]:
     """The instruction sets that this machine has a kernel for."""
-    return printed_by("from phasor.torch._operator import cpu; print(*cpu.paths())").split()
+    return run_program("from phasor.torch._operator import cpu; print(*cpu.paths())").split()
 
 
-def held_to(path: str) -> dict[str, str]:
+def find_minima(path: str) -> dict[str, str]:
     """What keeps torch's libraries and NumPy to the instructions of ``path``."""
-    found = printed_by(
+    found = run_program(
         "from numpy._core import _multiarray_umath as n\n"
         "print(*[name for name in n.__cpu_dispatch__ if n.__cpu_features__[name]])"
     ).split()
@@ -200,7 +200,7 @@ def borrowing_environment(place: Path) -> str:
     """
     python = str(place / "bin" / "python")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
-    site = printed_by("import sysconfig; print(sysconfig.get_path('purelib'))", python)
+    site = run_program("import sysconfig; print(sysconfig.get_path('purelib'))", python)
     Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     return python
 

@@ -38,16 +38,16 @@ def draw(chart: Any) -> str:
 def _fit(spec: dict[str, Any]) -> str:
     """The chart that Vega-Lite's ``spec`` describes, in panels as wide as there is room for."""
     sizes = {1: range(400, 90, -10)}
-    if any(one.get("width", WIDEST) <= 200 for one in spec.get("concat", ())):
+    if any(panel.get("width", WIDEST) <= 200 for panel in spec.get("concat", ())):
         sizes = {2: range(150, 110, -10)} | sizes
     narrowest: list[tuple[float, str]] = []
     for legend, (columns, widths) in product((_ABOVE, {}), sizes.items()):
         drawn = cache(partial(_draw_panels, spec, legend, columns))
-        found = 0  # the widest panels fit most often; narrower ones make no wider picture
+        count = 0  # the widest panels fit most often; narrower ones make no wider picture
         if not _fits(drawn, widths[0]):
-            found = bisect_left(widths, True, 1, key=partial(_fits, drawn))
-        if found < len(widths):
-            return drawn(widths[found])[1]
+            count = bisect_left(widths, True, 1, key=partial(_fits, drawn))
+        if count < len(widths):
+            return drawn(widths[count])[1]
         narrowest.append(drawn(widths[-1]))
     return min(narrowest)[1]  # a legend may be wider than that; tools.site_check says so
 
@@ -69,12 +69,12 @@ def _draw_panels(
 def _narrow(part: Any, columns: int, width: int, legend: dict[str, Any]) -> None:
     """Give panels at most this width, so many a row, and put legends beside them there."""
     if isinstance(part, list):
-        for one in part:
-            _narrow(one, columns, width, legend)
+        for entry in part:
+            _narrow(entry, columns, width, legend)
     elif isinstance(part, dict):
-        for key, inside in part.items():
+        for key, value in part.items():
             if key not in ("data", "datasets", "config"):
-                _narrow(inside, columns, width, legend)
+                _narrow(value, columns, width, legend)
         if "hconcat" in part:
             part["concat"] = part.pop("hconcat")
         if "concat" in part:

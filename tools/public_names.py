@@ -29,12 +29,12 @@ def find(name: str) -> Any:
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
-            found: Any = import_module(".".join(parts[:count]))
+            target: Any = import_module(".".join(parts[:count]))
         except ModuleNotFoundError:
             continue
         for part in parts[count:]:
-            found = inspect.getattr_static(found, part, None) or getattr(found, part)
-        return found
+            target = inspect.getattr_static(target, part, None) or getattr(target, part)
+        return target
     raise ModuleNotFoundError(name)
 
 
@@ -49,31 +49,32 @@ class _Written(str):
 
 def signature(function: Callable[..., Any], *, is_bound: bool) -> str:
     """The parameters and the result, as they are written."""
-    found = inspect.signature(function)
+    parsed = inspect.signature(function)
     parameters = [
-        one.replace(annotation=_written(one.annotation)) for one in found.parameters.values()
+        parameter.replace(annotation=_annotation_text(parameter.annotation))
+        for parameter in parsed.parameters.values()
     ]
-    result = _written(found.return_annotation)
-    written = found.replace(parameters=parameters[is_bound:], return_annotation=result)
-    return re.sub(r" at 0x[0-9a-f]+", "", str(written))
+    result = _annotation_text(parsed.return_annotation)
+    text = parsed.replace(parameters=parameters[is_bound:], return_annotation=result)
+    return re.sub(r" at 0x[0-9a-f]+", "", str(text))
 
 
-def _written(annotation: Any) -> Any:
+def _annotation_text(annotation: Any) -> Any:
     return _Written(annotation) if isinstance(annotation, str) else annotation
 
 
-def describe(name: str, found: Any) -> Iterator[str]:
+def describe(name: str, target: Any) -> Iterator[str]:
     """A line for a function, value or class, then one for each member of the class."""
-    if isinstance(found, (staticmethod, classmethod)):
-        yield name + signature(found.__func__, is_bound=isinstance(found, classmethod))
-    elif isinstance(found, (property, cached_property)):
-        getter: Any = found.fget if isinstance(found, property) else found.func
+    if isinstance(target, (staticmethod, classmethod)):
+        yield name + signature(target.__func__, is_bound=isinstance(target, classmethod))
+    elif isinstance(target, (property, cached_property)):
+        getter: Any = target.fget if isinstance(target, property) else target.func
         yield f"{name}: {inspect.signature(getter).return_annotation}"
-    elif inspect.isclass(found):
-        yield name + constructor(found)
-        yield from members(name, found)
+    elif inspect.isclass(target):
+        yield name + constructor(target)
+        yield from members(name, target)
     else:
-        yield name + signature(found, is_bound="." in found.__qualname__)
+        yield name + signature(target, is_bound="." in target.__qualname__)
 
 
 def constructor(kind: type) -> str:
@@ -87,11 +88,11 @@ def constructor(kind: type) -> str:
 
 def members(name: str, kind: type) -> Iterator[str]:
     """The public methods and properties that phasor's classes give ``kind``."""
-    own = [base for base in kind.__mro__ if base.__module__.startswith("phasor")]
-    found: dict[str, Any] = {}
-    for base in reversed(own):
-        found |= vars(base)
-    for member, value in sorted(found.items()):
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("phasor")]
+    attributes: dict[str, Any] = {}
+    for base in reversed(bases):
+        attributes |= vars(base)
+    for member, value in sorted(attributes.items()):
         kinds = (property, cached_property, staticmethod, classmethod)
         is_made = isinstance(value, kinds) or callable(value)
         if is_made and not member.startswith("_") and not inspect.isclass(value):

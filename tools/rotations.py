@@ -66,8 +66,8 @@ class RotationSignature(NamedTuple):
 def parameters(function: Any) -> Mapping[str, inspect.Parameter]:
     """The parameters of a function, by name."""
     # the kernels package turns a function into a module
-    called = function.forward if isinstance(function, torch.nn.Module) else function
-    return inspect.signature(called).parameters
+    target = function.forward if isinstance(function, torch.nn.Module) else function
+    return inspect.signature(target).parameters
 
 
 def tensor_parameters(function: Any) -> tuple[str, ...]:
@@ -90,18 +90,18 @@ def measure_signature(function: Any, batched: bool = True) -> RotationSignature 
     for width, heads_first, spare in itertools.product(widths, (True, False), (_SPARE, 0)):
         # [..., seq, heads, head_dim]
         x = torch.randn(*shape[:-1], 2, 2 * _PAIRS + spare, generator=generator)
-        given = x.transpose(-3, -2) if heads_first else x
+        inputs = x.transpose(-3, -2) if heads_first else x
         try:
-            y = _call(function, given, _make_rows(phases, width))
+            y = _call(function, inputs, _make_rows(phases, width))
         except (RuntimeError, ValueError, IndexError, TypeError):
             continue  # the function does not take these shapes
         y = y.transpose(-3, -2) if heads_first else y
         places: tuple[RotatedSlice, ...] = ("start", "end") if spare else ("exact",)
         for pairings, place in itertools.product(_PAIRINGS_AND_DIRECTIONS, places):
-            found = RotationSignature(*pairings, place, width, heads_first)
-            expected = turn(x, phases.cos(), phases.sin(), found)
-            if y.shape == x.shape and torch.allclose(expected, y, 0, _TOLERANCE):
-                return found
+            measured = RotationSignature(*pairings, place, width, heads_first)
+            predicted = turn(x, phases.cos(), phases.sin(), measured)
+            if y.shape == x.shape and torch.allclose(predicted, y, 0, _TOLERANCE):
+                return measured
     return None
 
 
@@ -109,7 +109,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, signature: RotationSignature) -> T
     """``x`` ``[..., seq, heads, head_dim]`` turned by cos and sin ``[..., seq, num_pairs]``."""
     pairs = cos.shape[-1]
     start = x.shape[-1] - 2 * pairs if signature.slice == "end" else 0
-    first, second = (x[..., it] for it in slices(signature.pairing, pairs, start))
+    first, second = (x[..., part] for part in slices(signature.pairing, pairs, start))
     # [..., seq, num_pairs] -> [..., seq, 1, num_pairs], for every head
     cos, sin = cos.unsqueeze(-2), signature.direction * sin.unsqueeze(-2)
     y = x.clone()
@@ -122,12 +122,16 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, signature: RotationSignature) -> T
 def _call(function: Any, x: Tensor, rows: Any) -> Tensor:
     """``x`` rotated by ``function``, with rows ``(cos, sin)`` or complex numbers."""
     cos, sin = (rows, rows) if isinstance(rows, Tensor) else rows
-    by_name = {"cos": cos, "sin": sin} | dict.fromkeys(COMPLEX_ROWS, cos)
-    by_name["position_ids"] = torch.zeros(cos.shape[:-1], dtype=torch.int64)
-    needed = {name for name, it in parameters(function).items() if it.default is it.empty}
+    values_by_name = {"cos": cos, "sin": sin} | dict.fromkeys(COMPLEX_ROWS, cos)
+    values_by_name["position_ids"] = torch.zeros(cos.shape[:-1], dtype=torch.int64)
+    needed = {
+        name
+        for name, parameter in parameters(function).items()
+        if parameter.default is parameter.empty
+    }
     # a copy for each parameter, because a function may write into its arguments
     names = [name for name in parameters(function) if name in needed or name not in _OPTIONS]
-    y = function(*(by_name[name] if name in by_name else x.clone() for name in names))
+    y = function(*(values_by_name[name] if name in values_by_name else x.clone() for name in names))
     return cast(Tensor, y[0] if isinstance(y, tuple) else y)
 
 

@@ -143,9 +143,9 @@ class Seen(NamedTuple):
 def not_plain(text: str) -> list[str]:
     """Words of a text that are `AVOIDED`, each with a few before it and what to write."""
     return [
-        f"{text[max(0, found.start() - 30) : found.end()]!r}: {better}"
+        f"{text[max(0, match.start() - 30) : match.end()]!r}: {better}"
         for pattern, better in AVOIDED.items()
-        for found in re.finditer(pattern, text, re.I)
+        for match in re.finditer(pattern, text, re.I)
     ]
 
 
@@ -170,13 +170,13 @@ def serve(site: Path) -> Generator[str]:
 
 def pages_of(site: Path) -> list[str]:
     """Every page, as its address ends."""
-    found = sorted(one.parent.relative_to(site).as_posix() for one in site.rglob("index.html"))
-    return ["" if one == "." else f"{one}/" for one in found]
+    pages = sorted(page.parent.relative_to(site).as_posix() for page in site.rglob("index.html"))
+    return ["" if page == "." else f"{page}/" for page in pages]
 
 
-def look_at(page: Page, said: list[str], root: str, path: str) -> Seen:
-    """What is wrong with one page, and how many words it has; ``said`` are `complaints`."""
-    said.clear()
+def look_at(page: Page, messages: list[str], root: str, path: str) -> Seen:
+    """What is wrong with one page, and how many words it has; ``messages`` are `complaints`."""
+    messages.clear()
     faults: dict[str, None] = {}
     words, table_words, title = 0, 0, ""
     for width in WIDTHS:
@@ -188,9 +188,9 @@ def look_at(page: Page, said: list[str], root: str, path: str) -> Seen:
                 page.add_style_tag(content="* { transition: none !important; }")
                 words, table_words = page.evaluate("siteCheck.words()")
                 faults |= dict.fromkeys(not_plain(page.inner_text("article")))
-                title, called = page.evaluate("siteCheck.titles()")
-                if called and title != called:
-                    faults[f"is {title!r}, and {called!r} in the navigation"] = None
+                title, menu_title = page.evaluate("siteCheck.titles()")
+                if menu_title and title != menu_title:
+                    faults[f"is {title!r}, and {menu_title!r} in the navigation"] = None
             for fault in page.evaluate("given => siteCheck.look(...given)", [width > 500, scheme]):
                 faults[f"{width}: {fault}"] = None
         if width < 500:
@@ -199,7 +199,7 @@ def look_at(page: Page, said: list[str], root: str, path: str) -> Seen:
                     faults[f"{width}: labels of {name} are {size:.1f} px"] = None
     if words > LONGER.get(path, PAGE_WORDS) and not path.startswith("api/"):
         faults[f"{words} words, {LONGER.get(path, PAGE_WORDS)} are allowed"] = None
-    return Seen(path, [*faults, *said], words, table_words, title)
+    return Seen(path, [*faults, *messages], words, table_words, title)
 
 
 def look_at_all(root: str, paths: list[str]) -> list[Seen]:
@@ -209,15 +209,15 @@ def look_at_all(root: str, paths: list[str]) -> list[Seen]:
         with open_browser() as browser:
             page = browser.new_page(reduced_motion="reduce")
             page.add_init_script(path=SCRIPT)
-            said = complaints(page, root)
-            return [look_at(page, said, root, path) for path in mine]
+            messages = complaints(page, root)
+            return [look_at(page, messages, root, path) for path in mine]
 
     with ThreadPoolExecutor(2) as workers:
         first, second = workers.map(part, (paths[::2], paths[1::2]))
     return sorted(first + second)
 
 
-def found_by(page: Page, root: str, question: str) -> list[str]:
+def search_site(page: Page, root: str, question: str) -> list[str]:
     """Addresses on the first three pages that the search of an open page finds."""
     field = page.locator(".md-search__input")
     for typed, answered in (("", False), (question, True)):
@@ -228,11 +228,11 @@ def found_by(page: Page, root: str, question: str) -> list[str]:
             "document.querySelector('.md-search-result__meta').textContent)",
             arg=answered,
         )
-    found: list[str] = page.evaluate(
+    addresses: list[str] = page.evaluate(
         "[...document.querySelectorAll('.md-search-result__item')].slice(0, 3)"
         ".flatMap(one => [...one.querySelectorAll('a')].map(link => link.href))"
     )
-    return [re.sub(r"\?h=[^#]*", "", one.removeprefix(root)) for one in found]
+    return [re.sub(r"\?h=[^#]*", "", address.removeprefix(root)) for address in addresses]
 
 
 def ask(browser: Browser, root: str) -> list[str]:
@@ -243,24 +243,24 @@ def ask(browser: Browser, root: str) -> list[str]:
     page.goto(root)  # once: the search reads all pages when it is opened
     page.locator(".md-search__input").focus()
     for question, answer in SEARCHES.items():
-        found = found_by(page, root, question)
-        if not any(one.startswith(answer) for one in found):
-            faults.append(f"search for {question!r}: {answer} is not in {found}")
+        addresses = search_site(page, root, question)
+        if not any(address.startswith(answer) for address in addresses):
+            faults.append(f"search for {question!r}: {answer} is not in {addresses}")
     page.goto(root)
     groups = page.evaluate("siteCheck.openGroups()")
     if groups != OPEN_GROUPS:
         faults.append(f"the navigation opens {groups}, not {OPEN_GROUPS}")
-    for wanted, links in WAYS.items():
+    for page_path, links in WAYS.items():
         page.goto(root)
         for link in links[:-1]:
             choices = page.locator(".md-nav, article").get_by_role("link", name=link, exact=True)
             if choices.count() == 0:
-                faults.append(f"{wanted!r}: no link {link!r} on {page.url}")
+                faults.append(f"{page_path!r}: no link {link!r} on {page.url}")
                 break
             page.goto(str(choices.first.evaluate("link => link.href")))
         else:
             if links[-1] not in page.inner_text("article"):
-                faults.append(f"{wanted!r}: no {links[-1]!r} on {page.url}")
+                faults.append(f"{page_path!r}: no {links[-1]!r} on {page.url}")
     page.close()
     return faults
 
@@ -285,8 +285,8 @@ def main(arguments: list[str]) -> int:
     ]
     print(*unanswered, sep="\n", end="\n" if unanswered else "")
     maintainers = sum(page.words for page in seen if page.path.startswith(FOR_MAINTAINERS))
-    apart = ("api/", *FOR_MAINTAINERS, *TO_LOOK_UP)
-    counted = [page for page in seen if not page.path.startswith(apart)]
+    excluded = ("api/", *FOR_MAINTAINERS, *TO_LOOK_UP)
+    counted = [page for page in seen if not page.path.startswith(excluded)]
     words = sum(page.words for page in counted)
     table_words = sum(page.table_words for page in counted)
     longest = sorted(counted, key=lambda page: -page.words)[:12]

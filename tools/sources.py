@@ -34,8 +34,8 @@ def has_source(lines: list[str], i: int) -> bool:
 
 def _comments(lines: list[str], i: int) -> list[str]:
     """The comments right above line ``i``, or those at the beginning."""
-    above = lines if i == 0 else lines[i - 1 :: -1]
-    return [*takewhile(lambda line: line.startswith("#"), above)]
+    lines_above = lines if i == 0 else lines[i - 1 :: -1]
+    return [*takewhile(lambda line: line.startswith("#"), lines_above)]
 
 
 @cache
@@ -65,20 +65,20 @@ def remembered() -> Iterator[str]:
     text = TABLE.read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#   ")]
     tables = tomllib.loads(text)
-    still = {name for names in tables["without_rotation"].values() for name in names}
-    rows: Mapping[str, Any] = {**tables["model_types"], **{name: {} for name in sorted(still)}}
+    unrotated = {name for names in tables["without_rotation"].values() for name in names}
+    rows: Mapping[str, Any] = {**tables["model_types"], **{name: {} for name in sorted(unrotated)}}
     for name in rows:
         if not _is_known(name, rows, lines):
             yield name
 
 
 def _is_known(name: str, rows: Mapping[str, Any], lines: list[str]) -> bool:
-    like = rows.get(name, {}).get("like")
+    parent = rows.get(name, {}).get("like")
     if name in transformers_types() | published_types():
         return True
     line = re.compile(rf'\[?[\w.]*"?{re.escape(name)}"?(\.\w+)?(\]| =)')
-    read = any(has_source(lines, i) for i, text in enumerate(lines) if line.match(text))
-    return read or (like is not None and _is_known(like, rows, lines))
+    has_line = any(has_source(lines, i) for i, text in enumerate(lines) if line.match(text))
+    return has_line or (parent is not None and _is_known(parent, rows, lines))
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def installed_model_types() -> tuple[str, ...]:
 
 def not_built() -> Mapping[str, str]:
     """Model types of the installed transformers that name a rotation, and why none is built."""
-    by_reason = special_cases()["not_built"].items()
-    reasons = {name: reason for reason, names in by_reason for name in names}
+    types_by_reason = special_cases()["not_built"].items()
+    reasons = {name: reason for reason, names in types_by_reason for name in names}
     return {name: reasons[name] for name in sorted(reasons) if name in _rotating_modules()}
 
 
@@ -72,22 +72,22 @@ def model_class(name: str) -> Any:
     >>> model_class("llama").__name__, model_class("LlamaModel") is model_class("llama")
     ('LlamaForCausalLM', True)
     """
-    named: Any = None
+    name_found: Any = None
     if name not in _rotating_modules() and name.isidentifier():
-        named = getattr(transformers, name, None)
-    config = getattr(named, "config_class", None)
+        name_found = getattr(transformers, name, None)
+    config = getattr(name_found, "config_class", None)
     model_type = str(getattr(config, "model_type", name))
     if model_type in not_built():
         raise ConfigError(f"{short_repr(name)} is not built here: {not_built()[model_type]}")
-    found = _find_class(model_type)
-    if found is None:
-        known = "" if named is None else f": {name} is there, and its code has none"
+    class_found = _find_class(model_type)
+    if class_found is None:
+        hint = "" if name_found is None else f": {name} is there, and its code has none"
         raise ConfigError(
             f"{short_repr(name)} must be a model type or a model class of the installed "
-            f"transformers that takes tokens and rotates them{known}; "
+            f"transformers that takes tokens and rotates them{hint}; "
             "`python -m tools.verdicts` shows them all"
         )
-    return found
+    return class_found
 
 
 @cache
@@ -206,8 +206,8 @@ def choose_layers(config: Mapping[str, Any]) -> list[int]:
     """The layers to keep: the first of every kind, and two at least."""
     count = _first_value(config, _LAYERS, 2)
     kinds = [config[key] for key in _KIND_LISTS if _is_per_layer(config.get(key), count)]
-    by_layer = list(zip(*kinds, strict=True)) if kinds else [()] * count
-    chosen = sorted({by_layer.index(kind) for kind in by_layer})
+    layer_settings = list(zip(*kinds, strict=True)) if kinds else [()] * count
+    chosen = sorted({layer_settings.index(kind) for kind in layer_settings})
     return chosen if len(chosen) > 1 else list(range(min(count, 2)))
 
 
@@ -226,25 +226,25 @@ def small_values(config: Mapping[str, Any]) -> dict[str, Any]:
     width = config.get("head_dim") or _first_value(config, _WIDTHS, 64 * heads) // heads
     fixed = dict.fromkeys(_LAYERS, len(layers)) | dict.fromkeys(_HEADS, 4)
     fixed |= dict.fromkeys(_WIDTHS, 4 * width) | _SPECIAL_TOKENS
-    changed: dict[str, Any] = {}
+    new_values: dict[str, Any] = {}
     for key, value in config.items():
         if key in fixed:
-            changed[key] = fixed[key]
+            new_values[key] = fixed[key]
         elif key in _KEY_HEADS and value:
-            changed[key] = 4 if value == heads else min(value, 2)
+            new_values[key] = 4 if value == heads else min(value, 2)
         elif key == "per_layer_config" and value:
             # the configs of single layers, under their new numbers
             configs = {int(layer): its_config for layer, its_config in value.items()}
-            kept = [(new, old) for new, old in enumerate(layers) if old in configs]
-            changed[key] = {f"{new:02d}": configs[old] for new, old in kept}
+            kept_layers = [(new, old) for new, old in enumerate(layers) if old in configs]
+            new_values[key] = {f"{new:02d}": configs[old] for new, old in kept_layers}
         elif isinstance(value, Mapping) and any(inner in value for inner in _WIDTHS):
             # a model inside this one
-            inside = cast("Mapping[str, Any]", value)
-            changed[key] = {**inside, **small_values(inside)}
+            nested = cast("Mapping[str, Any]", value)
+            new_values[key] = {**nested, **small_values(nested)}
         else:
             small = _limit_value(key, value)
-            changed[key] = [small[i] for i in layers] if _is_per_layer(small, count) else small
-    return changed
+            new_values[key] = [small[i] for i in layers] if _is_per_layer(small, count) else small
+    return new_values
 
 
 def _limit_value(key: str, value: Any) -> Any:

@@ -176,7 +176,7 @@ def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
         runs = [_run_model(model, grid) for grid in _choose_grids(model, ropes)]
     if not runs[0].attention_calls:
         wrong.append("its rotation was not called, or not by a name that is watched")
-    wrong += _judge_beside(ropes, runs)
+    wrong += _judge_other_calls(ropes, runs)
     other_rotations = [
         sentence
         for run in runs
@@ -227,7 +227,7 @@ def _count_position_axes(model: Any) -> int:
 def _numbers_tokens(model: Any) -> bool:
     """Whether a model takes no positions and numbers its tokens from 0."""
     taken = inspect.signature(model.forward).parameters
-    catches_all = any(it.kind is it.VAR_KEYWORD for it in taken.values())
+    catches_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
     takes_positions = "position_ids" in taken or catches_all
     return not takes_positions or model.config.model_type in special_cases()["own_positions"]
 
@@ -243,8 +243,8 @@ def _run_model(model: Any, grid: Grid) -> _Run:
         inputs["position_ids"] = torch.from_numpy(grid if len(grid) == 1 else grid[:, None])
     calls = record_calls(model, inputs)
     # in a layer of which no call is found in attention, every call counts as attention's
-    found = {call.layer for call in calls if call.place}
-    attention_calls = [call for call in calls if call.place or call.layer not in found]
+    layers = {call.layer for call in calls if call.place}
+    attention_calls = [call for call in calls if call.place or call.layer not in layers]
     return _Run(grid, attention_calls, [call for call in calls if call not in attention_calls])
 
 
@@ -255,7 +255,7 @@ def record_calls(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]:
     with ExitStack() as changes:
         running = _watch_layers(model, changes)
         modules: list[nn.Module] = list(model.modules())
-        files = {base.__module__ for it in modules for base in type(it).__mro__}
+        files = {base.__module__ for module in modules for base in type(module).__mro__}
         for file in map(sys.modules.__getitem__, sorted(files)):
             for name, function in _rotations_in(vars(file)).items():
                 _replace(changes, file, name, record(running, function))
@@ -263,7 +263,7 @@ def record_calls(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]:
                 attention = getattr(file, _ATTENTION)
                 _replace(changes, file, _ATTENTION, _record_attention(calls, attention))
         # static methods that rotate, such as RoFormer's
-        for cls in {type(it) for it in modules}:
+        for cls in {type(module) for module in modules}:
             for name in _rotations_in(vars(cls)):
                 if isinstance(getattr_static(cls, name), staticmethod):
                     rotation = _split_table(functools.partial(record, running), getattr(cls, name))
@@ -274,8 +274,8 @@ def record_calls(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]:
 
 
 def _rotations_in(names: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: it for name, it in names.items() if _ROTATION.fullmatch(name)}
-    return {name: it for name, it in found.items() if callable(it)}
+    rotations = {name: value for name, value in names.items() if _ROTATION.fullmatch(name)}
+    return {name: value for name, value in rotations.items() if callable(value)}
 
 
 def _replace(changes: ExitStack, holder: Any, name: str, value: Any) -> None:
@@ -308,14 +308,14 @@ def _watch_layers(model: nn.Module, changes: ExitStack) -> list[int]:
 def _split_table(record: Callable[[Any], Any], function: Any) -> Callable[..., Any]:
     """RoFormer's rotation, by a tensor of sines and then cosines, recorded as by two tensors."""
 
-    def by_rows(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    def turn_by_rows(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Any:
         return function(torch.cat((sin, cos), -1), query, key)
 
     def rotation(table: Tensor, query: Tensor, key: Tensor) -> Any:
         sin, cos = table.chunk(2, -1)
         return recorder(query, key, cos, sin)
 
-    recorder = record(by_rows)
+    recorder = record(turn_by_rows)
     return rotation
 
 
@@ -377,7 +377,7 @@ def _find_in_head(call: Call, head: Tensor) -> tuple[int, int] | None:
 def _judge_kind(kind: str, ropes: LayerRopes, runs: Sequence[_Run]) -> KindVerdict:
     layers = tuple(layer for layer, its_kind in enumerate(ropes.layer_kinds) if its_kind == kind)
     loaded = ropes.kinds[kind]
-    found: list[Identification] = []
+    reports: list[Identification] = []
     errors: list[float] = []
     wrong: list[str] = []
     places: list[tuple[int, int]] = []
@@ -391,7 +391,7 @@ def _judge_kind(kind: str, ropes: LayerRopes, runs: Sequence[_Run]) -> KindVerdi
         if (identification := calls[0].identify(run.grid)) is None:
             wrong.append(f"{calls[0].function.__name__} turns no pairs that phasor knows")
             continue
-        found.append(identification)
+        reports.append(identification)
         if loaded is None:
             wrong.append("phasor.load states no rope, and vectors were turned")
             continue
@@ -402,31 +402,35 @@ def _judge_kind(kind: str, ropes: LayerRopes, runs: Sequence[_Run]) -> KindVerdi
         kind=kind,
         layers=layers,
         loaded=loaded,
-        found=found[0] if found else None,
-        beyond=found[1] if len(found) > 1 else None,
+        found=reports[0] if reports else None,
+        beyond=reports[1] if len(reports) > 1 else None,
         error=max(errors, default=None),
         place=places[0] if places else None,
         wrong=tuple(dict.fromkeys(wrong)),
     )
 
 
-def _judge_beside(ropes: LayerRopes, runs: Sequence[_Run]) -> list[str]:
+def _judge_other_calls(ropes: LayerRopes, runs: Sequence[_Run]) -> list[str]:
     """A sentence for each rotation beside attention that is no entry of its layer."""
     wrong: dict[str, None] = {}
     for run in runs:
         for call in run.other_calls:
             if call.tokens != run.grid.shape[1] or call.layer >= len(ropes):
                 continue
-            own, turned = ropes[call.layer], call.identify(run.grid)
-            rope = turned and turned.rope
-            if own is not None and rope is not None and rope.direction != own.direction:
+            layer_rope, report = ropes[call.layer], call.identify(run.grid)
+            rope = report and report.rope
+            if (
+                layer_rope is not None
+                and rope is not None
+                and rope.direction != layer_rope.direction
+            ):
                 continue  # the output of attention, turned back
-            known = [rope for _, rope, layers in ropes.auxiliary_ropes if call.layer in layers]
-            known += [] if own is None else [own]
+            ropes_here = [rope for _, rope, layers in ropes.auxiliary_ropes if call.layer in layers]
+            ropes_here += [] if layer_rope is None else [layer_rope]
             length = int(run.grid.max()) + 1
-            if all(compare(rope.at(length), [call], run.grid)[1] for rope in known):
-                said = ", ".join(_describe_vectors(call, run.grid))
-                wrong[f"phasor.load has no entry for {said}"] = None
+            if all(compare(rope.at(length), [call], run.grid)[1] for rope in ropes_here):
+                vectors = ", ".join(_describe_vectors(call, run.grid))
+                wrong[f"phasor.load has no entry for {vectors}"] = None
     return list(wrong)
 
 
@@ -464,8 +468,8 @@ def compare(rope: Rope, calls: Sequence[Call], grid: Grid) -> tuple[float, list[
 
 def _describe_vectors(call: Call, grid: Grid) -> list[str]:
     """A sentence about each of the vectors that a call rotated beside attention."""
-    found = call.identify(grid)
-    rope = found and found.rope
+    report = call.identify(grid)
+    rope = report and report.rope
     if call.tokens != grid.shape[1]:
         rotation = ", of other tokens"
     elif rope is None:
@@ -475,7 +479,9 @@ def _describe_vectors(call: Call, grid: Grid) -> list[str]:
         base = "frequencies of their own" if rope.base is None else f"base {rope.base:.15g}"
         rotation = f": {rope.pairing} pairs{direction}, {rope.rotary_dim} turned, {base}"
     name = call.function.__name__
-    return [f"{name}({it}) of {call.width} coordinates{rotation}" for it in call.arguments]
+    return [
+        f"{name}({argument}) of {call.width} coordinates{rotation}" for argument in call.arguments
+    ]
 
 
 # ---- the table of architectures ----
@@ -486,12 +492,12 @@ def table_row(verdict: Verdict, kind: KindVerdict) -> str:
     rope = kind.loaded or (kind.found and kind.found.rope)
     facts = ["nothing turned"]
     if rope is not None:
-        changed = "" if rope.output_pairing == rope.pairing else f" to {rope.output_pairing}"
+        output = "" if rope.output_pairing == rope.pairing else f" to {rope.output_pairing}"
         start, width = rope.rotary_start, rope.head_dim
         if kind.place is not None and rope.rotary_dim == width:
             start, width = kind.place
         facts = [
-            rope.pairing + changed + (" backwards" if rope.direction < 0 else ""),
+            rope.pairing + output + (" backwards" if rope.direction < 0 else ""),
             f"{start}:{start + rope.rotary_dim} of {width}",
             "explicit" if rope.base is None else f"base {rope.base:.15g}",
             *([] if rope.scaling is None else [type(rope.scaling).__name__]),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 
 import pytest
-from tools.doc_tables import ENGINES, REFUSED, SHOWN, made, map_table
+from tools.doc_tables import ENGINES, REFUSED, SHOWN, generated_tables, map_table
 
 import phasor
 from phasor.cli.translate import answer
@@ -71,4 +71,4 @@ def test_a_tick_comes_only_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tools.doc_tables.TARGETS", {"mlx": target})
         monkeypatch.setitem(PROGRAMS, "mlx", lambda job: job.x)
         with pytest.raises(error):
-            list(made())
+            list(generated_tables())
