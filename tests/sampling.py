@@ -83,7 +83,7 @@ SAMPLED = {
         "test_the_stated_rope_turns_as_the_compared_one": 4,
     },
     "tests/files/checkpoint/test_auxiliary_ropes.py": {
-        "test_all_that_rotates_takes_the_other_pairing": 2,
+        "test_all_that_rotates_takes_the_other_pairing": 4,
     },
     "tests/files/checkpoint/test_programs.py": {
         "test_there_and_back_is_the_same_bit_for_bit": 8,
