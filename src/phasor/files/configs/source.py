@@ -151,8 +151,9 @@ class JsonObject:
             return self.values.get(path)
         head, _, rest = path.partition(".")
         inner = self.values.get(head)
-        is_inside = isinstance(inner, Mapping)
-        return JsonObject(cast(Mapping[str, Any], inner)).find(rest) if is_inside else None
+        if inner is None or not isinstance(inner, Mapping):
+            return None
+        return JsonObject(cast(Mapping[str, Any], inner)).find(rest)
 
     def _aliases(self, key: str) -> Sequence[str]:
         """The names that this file may have for ``key``."""

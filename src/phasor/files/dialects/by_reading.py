@@ -6,7 +6,6 @@ the first proposal that rotates every layer in the same way is written.
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -90,7 +89,7 @@ def find_settings(dialect: Dialect, ropes: LayerRopes, context: int) -> Written 
         for form in _forms(model):
             for keys in dialect.settings(form, context):
                 file = {**dialect.sizes(form, context), **keys}
-                text = json.dumps(file, default=np.ndarray.tolist)
+                text = repr(file)
                 if text not in reads:
                     reads[text] = _read_if_taken(dialect, file)
                 read_ropes = reads[text]

@@ -8,8 +8,6 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from phasor._checks import letters_and_numbers
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.files import refusal
@@ -412,7 +410,7 @@ def _read_settings(file: JsonObject, *, architecture: str | None = None) -> Laye
             raise FaultError(_OTHER_PAIRS)
         facts = replace(facts, softmax=True, rewrite="log_multiplier")
     values = {
-        key if is_tensor(key) else f"{name}.{key}": value.tolist() if is_tensor(key) else value
+        key if is_tensor(key) else f"{name}.{key}": value
         for key, value in keys_of_file(file).items()
     }
     read = _read_as(JsonObject({"general.architecture": name, **values}), name, facts)
@@ -459,12 +457,12 @@ def _law_settings(rope: Rope) -> Iterator[Keys]:
             "rope.scaling.type": "longrope",
             ORIGINAL_KEY: law.original_max_positions,
             GAIN_KEY: law.at(law.original_max_positions).attention_factor,
-            _SHORT: rope.direction * np.array(law.short_factors),
-            _LONG: rope.direction * np.array(law.long_factors),
+            _SHORT: [rope.direction * factor for factor in law.short_factors],
+            _LONG: [rope.direction * factor for factor in law.long_factors],
         }
     if not isinstance(law, Rule):
         gain: Keys = {} if rope.attention_factor == 1 else {GAIN_KEY: rope.attention_factor}
-        yield {**gain, FREQS: base_and_divisors(rope)[1]}
+        yield {**gain, FREQS: base_and_divisors(rope)[1].tolist()}
 
 
 def _yarn_settings(law: Yarn) -> Iterator[Keys]:

@@ -239,7 +239,8 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
             # the length of latent attention, and that of mistral3
             keys["attention.temperature_length"] = factor.length
             keys.setdefault(ORIGINAL_KEY, factor.length)
-    settings = {key if is_tensor(key) else f"{{arch}}.{key}": keys[key] for key in keys}
+    tensors = {key: np.array(keys[key]) for key in keys if is_tensor(key)}
+    settings = {f"{{arch}}.{key}": keys[key] for key in keys if key not in tensors} | tensors
     notes += _law_notes(scaled, keys)
     return ProgramSettings(settings, _writing_code(settings), tuple(dict.fromkeys(notes)), kinds)
 
