@@ -29,7 +29,6 @@ from phasor.axes import Axes, Mixed, OneAxis
 from phasor.errors import SpecError
 from phasor.pairings import Pairing, checked_pairing
 from phasor.scaling import Law, PerPair, Rule, Temperature
-from phasor.scaling.laws import without_temperature
 
 FORMAT = 1  # the format number that `Rope.to_json` writes; raise it when the fields change
 WIDEST = 1 << 16  # upper limit on head_dim, far above any model's: a larger value is a mistake
@@ -411,8 +410,6 @@ def _inv_freq_by_axis(rope: Rope) -> tuple[Decimal, ...]:
             continue
         law = law_of_axis(rope, axis)
         try:
-            # laws that differ in their temperature alone share a spectrum
-            law = law and without_temperature(law)
             ladder = _spectrum(base_of_axis(rope, axis) or 0.0, law, length)
         except SpecError as error:
             if values_by_axis(rope.axes, "scaling") is None:
@@ -436,8 +433,9 @@ def with_inv_freq(rope: Rope, inv_freq: Sequence[float]) -> Rope:
 @in_reals
 def _spectrum(base: float, law: Law | None, pairs: int) -> tuple[Decimal, ...]:
     """``base ** (-k / pairs)`` for each of the pairs, scaled by a law."""
-    plain = powers(Decimal(base), -1 / Decimal(pairs), pairs)
-    return plain if law is None else law.apply(plain, Decimal(base))
+    if law is None:
+        return powers(Decimal(base), -1 / Decimal(pairs), pairs)
+    return law.apply(_spectrum(base, None, pairs), Decimal(base))
 
 
 @lru_cache(maxsize=256)

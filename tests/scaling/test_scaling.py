@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -34,6 +35,7 @@ from phasor.scaling import (
     Yarn,
     YarnPaper,
 )
+from phasor.scaling.laws import scale_alike
 
 from .. import oracle
 
@@ -278,6 +280,21 @@ def test_the_registry_names_every_law_once() -> None:
     """A law that is not in it has no JSON form."""
     assert len(set(LAWS.values())) == len(LAWS)
     assert {kind.__name__ for kind in LAWS.values() if issubclass(kind, Law)} == set(oracle.LAWS)
+
+
+def test_laws_that_scale_alike_have_the_same_frequencies() -> None:
+    """They may differ in each field of their temperature, and in no other."""
+    law = Yarn(**S8)
+    rope = Rope(head_dim=64, pairing="half", scaling=law)
+    changes: list[dict[str, Any]] = [{"beta_slow": 2.0}, {"factor": 4.0}, {"truncate": False}]
+    for temperature in ("attention_factor", "mscale", "mscale_all_dim"):
+        other = replace(law, **{temperature: 1.5})
+        assert scale_alike(law, other)
+        assert (replace(rope, scaling=other).inv_freq == rope.inv_freq).all()
+        assert not any(scale_alike(law, replace(other, **change)) for change in changes)
+    assert scale_alike(None, None)
+    assert not scale_alike(law, None)
+    assert not scale_alike(law, YarnPaper(**S8))
 
 
 @pytest.mark.parametrize("length", [1, 2048, 2049, 4096, 4097, 8192, 8193, 100_000])

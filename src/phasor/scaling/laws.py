@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
@@ -77,13 +77,12 @@ class Law(NamedFields, ABC):
         return Temperature()
 
 
-def without_temperature(law: Law) -> Law:
-    """The law that scales frequencies in the same way and leaves the logits alone."""
-    if law.temperature() == Temperature():
-        return law
-    plain = {"attention_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
-    changes: dict[str, Any] = {name: value for name, value in plain.items() if hasattr(law, name)}
-    return replace(law, **changes)
+def scale_alike(a: Law | None, b: Law | None) -> bool:
+    """Whether the laws have the same numbers, except those of their temperature."""
+    if a is None or b is None or type(a) is not type(b):
+        return a == b
+    names = {field.name for field in fields(a)} - {"attention_factor", "mscale", "mscale_all_dim"}
+    return all(getattr(a, name) == getattr(b, name) for name in names)
 
 
 @lru_cache(maxsize=4096)  # searches try many laws with the same base
