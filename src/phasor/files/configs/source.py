@@ -151,17 +151,15 @@ class JsonObject:
             return self.values.get(path)
         head, _, rest = path.partition(".")
         inner = self.values.get(head)
-        if inner is None or not isinstance(inner, Mapping):
-            return None
-        return JsonObject(cast(Mapping[str, Any], inner)).find(rest)
+        is_inside = inner is not None and isinstance(inner, Mapping)
+        return JsonObject(cast(Mapping[str, Any], inner)).find(rest) if is_inside else None
 
     def _aliases(self, key: str) -> Sequence[str]:
         """The names that this file may have for ``key``."""
         return self._names.get(key, (key,))
 
     def _present(self, key: str) -> list[str]:
-        """The names of ``key`` that the file has, with values other than null."""
-        # most keys of a class are absent from a file
+        """The names of ``key`` that the file has, with values other than null; mostly none."""
         there = [n for n in self._names.get(key, (key,)) if n in self.values or "." in n]
         return [name for name in there if self.find(name) is not None] if there else there
 
@@ -171,9 +169,9 @@ class JsonObject:
         present = self._present(key)
         if len(present) > 1:
             return single_value((self.path_of(name), self.find(name)) for name in present)
-        if not present and key in self._nulls and self.contains(key):
-            return self._nulls[key]
-        return self.find(present[0]) if present else None
+        if present:
+            return self.find(present[0])
+        return self._nulls[key] if key in self._nulls and self.contains(key) else None
 
     def number(self, key: str, **bounds: float) -> float | None:
         """The finite number at ``key``, within the bounds ``above``, ``least`` and ``most``."""
@@ -181,15 +179,13 @@ class JsonObject:
         return None if value is None else number("", value, error=self._error(key), **bounds)
 
     def _error(self, key: str) -> Callable[[str], ConfigError]:
-        """The error that says something of the value at ``key``."""
-        return lambda says: ConfigError(f"{self.name(key)}{says}")
+        return lambda says: ConfigError(f"{self.name(key)}{says}")  # the name is seldom needed
 
     def whole(self, key: str, *, least: int = 1, most: int = _LARGEST) -> int | None:
         """The whole number at ``key``; ``64.0`` is one too, as some programs write it."""
-        value = self.value(key)
-        value = int(value) if isinstance(value, float) and value.is_integer() else value
-        if value is None:
+        if (value := self.value(key)) is None:
             return None
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
         return whole("", value, least=least, most=most, error=self._error(key))
 
     def largest(self, key: str) -> int | None:
