@@ -223,6 +223,7 @@ THEIRS: dict[str, tuple[str, dict[str, Any], Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize("name", THEIRS)
 @torch.no_grad()
 def test_transformers_computes_the_same(name: str) -> None:

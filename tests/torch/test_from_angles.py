@@ -75,6 +75,7 @@ def test_frequencies_can_depend_on_the_input() -> None:
     assert float(layer.weight.grad.abs().min()) > 0
 
 
+@pytest.mark.compile
 def test_it_compiles_and_is_not_rounded_by_autocast(one_graph: None) -> None:
     """Angles of a hundred thousand radians, to the bound of cos and sin."""
     angles, x = 1e5 * normal(5, 4, dtype=torch.float64), normal(5, 2, 8)

@@ -318,6 +318,7 @@ def test_training_finds_the_frequencies_of_another_rope() -> None:
     assert np.allclose(rotary.ropes()[0].inv_freq, target.inv_freq, atol=2e-3)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("num_heads", [None, 2])
 def test_it_works_compiled_and_under_autocast(num_heads: int | None, one_graph: None) -> None:
     """With the same values and gradients, and angles that autocast does not round."""
@@ -341,6 +342,7 @@ def test_it_works_compiled_and_under_autocast(num_heads: int | None, one_graph: 
         assert torch.allclose(right, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.compile
 def test_it_can_be_exported() -> None:
     """As a program whose frequencies are a parameter."""
     rotary = learned(HALF, 2)

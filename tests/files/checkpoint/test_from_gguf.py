@@ -81,6 +81,7 @@ def save_model(path: Path, architecture: str, stored: Stored, **metadata: Any) -
     return save_gguf(path, architecture, MORE | MORE_OF.get(architecture, {}) | metadata, stored)
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("architecture", "has_head"),

@@ -252,6 +252,7 @@ def test_selective_scores_depend_on_the_steps_between() -> None:
     assert gradcheck(lambda w: selective(w)(q), w)
 
 
+@pytest.mark.compile
 def test_sums_compile_and_are_not_rounded_by_autocast(one_graph: None) -> None:
     """The integers wrap in generated code too, within a bound per token."""
     steps = 3 * normal(2000, 4, dtype=torch.float64)
