@@ -75,6 +75,9 @@ SAMPLED = {
     "tests/cli/test_terminal.py": {
         "test_no_word_is_broken_and_no_line_is_too_long": 9,
     },
+    "tests/examples/test_live_model.py": {
+        "test_a_run_measures_every_head_law_and_prompt": 0,
+    },
     "tests/examples/test_models.py": {
         "test_the_gpt_learns_its_documents": 1,
     },
@@ -99,7 +102,7 @@ SAMPLED = {
         "test_no_file_takes_more_than_it_holds": 8,
     },
     "tests/files/translation/test_over_files.py": {
-        "test_classes_of_transformers_read_the_file_as_if_it_had_had_no_rope": 1,
+        "test_classes_of_transformers_read_the_file_as_if_it_had_had_no_rope": 2,
         "test_nothing_is_left_of_a_published_file": 5,
     },
     "tests/files/translation/test_translate.py": {
@@ -185,6 +188,7 @@ SAMPLED = {
     "tests/torch/compile/test_inductor.py": {
         "test_a_graph_kept_on_disk_is_found_again_under_the_same_rule_only": 0,
         "test_any_strides_are_right_and_kept": 2,
+        "test_queries_keys_rows_axes_and_writes_are_right": 1,
         "test_the_rule_chooses_by_pairing_and_size_and_can_be_asked": 4,
         "test_values_and_gradients_are_right_at_every_position": 2,
     },
@@ -248,8 +252,8 @@ SAMPLED = {
     "tests/torch/live/test_patch.py": {
         "test_a_patched_model_compiles_whole": 2,
         "test_a_patched_model_says_the_same_in_float32": 12,
-        "test_every_architecture_of_the_installed_transformers": 2,
-        "test_every_model_of_several_parts_is_patched_or_refused_by_name": 2,
+        "test_every_architecture_of_the_installed_transformers": 1,
+        "test_every_model_of_several_parts_is_patched_or_refused_by_name": 1,
         "test_no_architecture_passes_with_another_rope": 3,
     },
     "tests/torch/operator/test_eager.py": {

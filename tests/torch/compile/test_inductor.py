@@ -35,7 +35,7 @@ ROPES = {"half": HALF, "interleaved": Rope(head_dim=8, pairing="interleaved"), "
          "part": PART,
          "part of halves": Rope(head_dim=8, pairing="half", rotary_dim=6, rotary_start=1),
          "wide": Rope(head_dim=64, pairing="half", direction=-1, base=500_000.0)}  # fmt: skip
-SIDES = {"operator": _inductor.ALWAYS, "decomposition": _inductor.NEVER}
+SIDES = {"decomposition": _inductor.NEVER, "operator": _inductor.ALWAYS}
 # to the ends of int64, where products overflow
 FAR = torch.tensor([0, -1, 70_001, 2**31, -(2**40), 2**41 + 12_345, 2**63 - 1, -(2**63)])
 BUILT = pytest.mark.skipif(not cpu.paths(), reason="the rule is for the kernel in C++")
