@@ -51,8 +51,8 @@ def sample(cases: Sequence[Sequence[Hashable]], size: int) -> set[int]:
 
 
 #: Tests of many alike cases, by file, and how many of them `make test` and `make check` run: those
-#: that `sample` chooses; 0 of what costs much and seldom tells more than others do. `make test-slow`
-#: runs all.
+#: that `sample` chooses, and none of what costs much and seldom tells more than others do.
+#: `make test-slow` runs all.
 SAMPLED = {
     "tests/bench/test_layers.py": {
         "test_all_who_are_right_are_timed": 1,
