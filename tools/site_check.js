@@ -1,4 +1,9 @@
 // What `tools.site_check` asks of a page that is drawn; it runs in every page before its own scripts.
+// a colour that is still changing is none to judge
+document.addEventListener('DOMContentLoaded', () => {
+  const style = document.head.appendChild(document.createElement('style'));
+  style.textContent = '* { transition: none !important; }';
+});
 globalThis.siteCheck = {
   /** Faults of what is drawn now; on a desk code has to fit. */
   look(desk, scheme) {
@@ -92,15 +97,15 @@ globalThis.siteCheck = {
     return found;
   },
 
-  /** Words of the article, and of its tables among them. */
+  /** Text of the article, and how many words are in it and in its tables. */
   words() {
     const style = document.head.appendChild(document.createElement('style'));
     style.textContent = '.headerlink, .katex-mathml, article svg, select { display: none !important; }';
-    const count = (one) => (one.innerText.match(/\S+/g) ?? []).length;
-    const tables = [...document.querySelectorAll('article table')].map(count);
-    const all = count(document.querySelector('article'));
+    const count = (text) => (text.match(/\S+/g) ?? []).length;
+    const tables = [...document.querySelectorAll('article table')].map((one) => count(one.innerText));
+    const text = document.querySelector('article').innerText;
     style.remove();
-    return [all, tables.reduce((sum, one) => sum + one, 0)];
+    return [text, count(text), tables.reduce((sum, one) => sum + one, 0)];
   },
 
   /** What the page is called, and what the navigation calls it. */

@@ -185,9 +185,8 @@ def look_at(page: Page, messages: list[str], root: str, path: str) -> Seen:
             page.emulate_media(color_scheme=scheme)
             if not words:
                 page.goto(root + path, wait_until="load")
-                page.add_style_tag(content="* { transition: none !important; }")
-                words, table_words = page.evaluate("siteCheck.words()")
-                faults |= dict.fromkeys(not_plain(page.inner_text("article")))
+                text, words, table_words = page.evaluate("siteCheck.words()")
+                faults |= dict.fromkeys(not_plain(text))
                 title, menu_title = page.evaluate("siteCheck.titles()")
                 if menu_title and title != menu_title:
                     faults[f"is {title!r}, and {menu_title!r} in the navigation"] = None
