@@ -26,7 +26,7 @@ demo: $(VENV)/demo.done  ## read a real configuration, rotate with it, prove the
 test: $(VENV)/test.done  ## the everyday tests
 	$(PYTEST) -m "not slow"
 
-test-slow: $(VENV)/test.done  ## the tests too long for every day, with all their cases
+test-slow: $(VENV)/check.done  ## the tests too long for every day, with all their cases
 	$(PYTEST) -m "slow and not every_kernel"
 
 test-gpu-kernels: $(VENV)/test.done  ## the GPU kernel on the CPU, in every shape, and as PTX for three devices
