@@ -76,9 +76,6 @@ SAMPLED = {
     "tests/cli/test_terminal.py": {
         "test_no_word_is_broken_and_no_line_is_too_long": 9,
     },
-    "tests/examples/test_live_model.py": {
-        "test_a_run_measures_every_head_law_and_prompt": 0,
-    },
     "tests/examples/test_models.py": {
         "test_the_gpt_learns_its_documents": 1,
     },
