@@ -121,7 +121,7 @@ def test_a_config_that_cannot_be_read_is_refused() -> None:
         attn_config={"kv_n_heads": 2, "rope_theta": 500000.0, "clip_qkv": 8},
         ffn_config={"ffn_hidden_size": 64, "moe_num_experts": 2, "moe_top_k": 1, "hidden_size": 64},
     )  # fmt: skip
-    assert_refused(DbrxForCausalLM(config), r"rope_theta says 10000\.0 and attn_config\.rope_theta")
+    assert_refused(DbrxForCausalLM(config), r"rope_theta is 10000\.0 and attn_config\.rope_theta")
 
 
 def test_gemma_4_with_heads_of_one_width_is_read_so() -> None:
