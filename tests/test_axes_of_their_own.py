@@ -155,13 +155,13 @@ YARN = Yarn(factor=4.0, original_max_positions=64)
         (
             lambda: Axial((8, 12, 12), base=256.0),
             "base of the axes must have an entry for each of 3 axes, such as (256.0, 1e4, 1e4) for "
-            "three, got 256.0; one for all axes is the Rope's base",
+            "three, got 256.0; pass a single one to the Rope, as its base",
         ),
         (
             lambda: Axial((8, 12, 12), scaling=(TWICE, TWICE)),
             "scaling of the axes must have an entry for each of 3 axes, such as (None, "
             "NTK(factor=2.0), NTK(factor=2.0)) for three, got (NTK(factor=2.0), NTK(factor=2.0)); "
-            "one for all axes is the Rope's scaling",
+            "pass a single one to the Rope, as its scaling",
         ),
         (
             lambda: Sectioned((8, 24), base=(None, 1e4)),

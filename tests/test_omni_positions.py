@@ -178,7 +178,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "tokens_per_second must be given where there are videos": {"tokens_per_second": None},
     "second_per_grids must hold a number for each video, got 2 for 1": {"second_per_grids": [1, 1]},
     "audio_seqlens must match the audio at token 3, which has 3": {"audio_seqlens": [50]},
-    "audio_seqlens must hold the audios of token_types, got 2": {"audio_seqlens": [12, 12]},
+    "hold the audios that have tokens in token_types (1), got 2": {"audio_seqlens": [12, 12]},
     "match the video with sound at token 3, which has 2": {"video_grid_thw": [[1, 2, 2]]},
 }  # fmt: skip
 

@@ -162,7 +162,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     ),
     "the last 2 frames of the last video are": lambda: processed([0, 2, 0], (), [[3, 2, 2]]),
     "every image, but has no row for the image at": lambda: processed([0, 0, 1, 0]),
-    "got 2, and 1 have tokens": lambda: processed([0, 1, 0], [[1, 2, 2], [1, 2, 2]]),
+    "tokens in token_types (1), got 2": lambda: processed([0, 1, 0], [[1, 2, 2], [1, 2, 2]]),
     "0 (text), 1 (image), 2 (video) and 3 (audio), got 4": lambda: processed([0, 4]),
     "image_grid_thw must be [images, 3], got [3]": lambda: processed([0, 1], [1, 2, 2]),
     "at least 1 frames, and rows and columns in multiples of 2 patches, got [1, 1, 2]": lambda: (

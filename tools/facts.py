@@ -185,7 +185,7 @@ def short(frequency: float) -> str:
 
 
 def band() -> tuple[str, str]:
-    """The first pair of SmolLM2 with twice an even share of usage, and its frequency."""
+    """The first pair of SmolLM2 with twice an equal share of usage, and its frequency."""
     measured = load(f"{EXPERIMENTS}/live_model.json")["measured"]
     queries, keys = (np.array(measured["usage"][side]) for side in ("queries", "keys"))
     product = queries * keys.repeat(queries.shape[1] // keys.shape[1], 1)  # [layers, heads, pairs]
@@ -330,7 +330,7 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
         ),
     ),
     "docs/papers/longer-context.md": (
-        ("and NTK-aware name {} to {} more of all secrets", secrets, "longer_context.md"),
+        ("NTK-aware scaling find {} to {} of all secrets more", secrets, "longer_context.md"),
         (
             "YaRN is best, {} bits better",
             lambda: f"{-table_number('longer_context', 'd: ', 3):.2f}",
@@ -359,7 +359,7 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             "live_model.md",
         ),
         (
-            "begins at pair {}, the first with twice an even share of the usage. Its "
+            "begins at pair {}, the first pair with twice an equal share of the usage. Its "
             "frequency is {}",
             band,
             "live_model.json",
@@ -383,7 +383,7 @@ _BY_PAGE: dict[str, tuple[tuple[str, Callable[[], object], str], ...]] = {
             "live_model.md",
         ),
         (
-            "have a mean cosine of {} with its key, those that look at the previous token {},",
+            "a mean cosine of {} with its key, and of heads that look at the previous token {}",
             lambda: tuple(
                 f"{table_number('live_model', *cell, table=3):.2f}"
                 for cell in (("diagonal", 2), ("previous", 3))

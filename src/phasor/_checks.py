@@ -1,4 +1,4 @@
-"""Argument checks whose errors name the argument, what was expected and what came."""
+"""Argument checks whose errors name the argument, the expected and the given value."""
 
 from __future__ import annotations
 

@@ -116,8 +116,8 @@ class _Sections(Axes):
         if len(items) != self.n_axes:
             raise SpecError(
                 f"{name} of the axes must have an entry for each of {self.n_axes} axes, such as "
-                f"{example} for three, got {short_repr(values)}; one for all axes is the Rope's "
-                f"{name}"
+                f"{example} for three, got {short_repr(values)}; pass a single one to "
+                f"the Rope, as its {name}"
             )
         return items
 

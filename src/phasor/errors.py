@@ -10,7 +10,7 @@
         ├── CheckpointError    a file of weights that is damaged, or cannot be converted
         └── VerificationError  a written file or result that failed its check
 
-Every message names the argument, says what was expected and what came, and gives the way out.
+Every message names the argument, the expected and the given value, and the way out.
 Text that a message quotes from a file is escaped by `visible`.
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DISTRIBUTION = "phasor-rope"  # what pip installs; its ``[project]`` name
+DISTRIBUTION = "phasor-rope"  # the name for pip, as in ``[project]``
 
 
 def visible(text: str) -> str:
@@ -94,7 +94,7 @@ class ConfigError(PhasorError):
 
 
 class CheckpointError(PhasorError):
-    """A file of weights that is damaged, not understood or cannot be written."""
+    """A weights file that is damaged, that phasor cannot read, or that cannot be written."""
 
 
 class VerificationError(PhasorError):

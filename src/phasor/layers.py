@@ -110,7 +110,7 @@ class NamedRope(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LayerRopes(Sequence[Rope | None]):
-    """The rope of each layer: ``ropes[i]`` is layer ``i``'s, or None where it has none.
+    """The rope of each layer: ``ropes[i]`` is the rope of layer ``i``, or None.
 
     Equality compares layers, ropes and sizes; it ignores names, notes and ``in_config``.
 

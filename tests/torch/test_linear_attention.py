@@ -371,7 +371,7 @@ REFUSED = {
     "no such map": (SpecError, "feature_map must be", {"feature_map": "relu"}),
     "three maps": (SpecError, "pair of callables", {"feature_map": (torch.exp,) * 3}),
     "shen, causal": (SpecError, "use 'softmax'", {"feature_map": "shen"}),
-    "a state of all": (SpecError, "and None without", {"causal": False, "state": LinearState()}),
+    "a state of all": (SpecError, "and None otherwise", {"causal": False, "state": LinearState()}),
     "no rope": (SpecError, "rope must be a phasor.Rope, got int", {"rope": 8}),
     "wide features": (
         TensorError,

@@ -165,6 +165,6 @@ def _shared_training(ways: Mapping[str, Coverage]) -> Coverage:
             raise SpecError(
                 f"ways must all extend the same training to the same length ({first.context} to "
                 f"{first.to} tokens), got {coverage.context} to {coverage.to} in {name!r}, or "
-                "other frequencies; draw different ones separately"
+                "other frequencies; draw them in separate charts"
             )
     return first

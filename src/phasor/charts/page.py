@@ -153,7 +153,7 @@ def _draw_charts(planned: ExtensionPlan, laws: Mapping[str, Rope]) -> dict[str, 
     return {
         "coverage": turns_chart({name: way.coverage for name, way in planned.options.items()}),
         "scaling": scaling_chart(trained, laws),
-        # the menu starts with the first other law, the documented one if there is one
+        # the menu starts with the documented law if there is one, otherwise with the first new law
         "cosine": cosine_chart(
             laws, distances, kinds=["aligned"], context=context, menu=list(laws)[1]
         ),

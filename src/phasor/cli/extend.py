@@ -106,7 +106,9 @@ def _parse_setting(setting: str) -> tuple[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, (bool, int, float)):
-        raise click.UsageError(f"--set takes NAME=NUMBER, or true or false, got {setting!r}.")
+        raise click.UsageError(
+            f"--set takes NAME=NUMBER, NAME=true or NAME=false, got {setting!r}."
+        )
     return name, value
 
 

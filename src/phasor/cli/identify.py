@@ -56,7 +56,7 @@ def _import(module: str) -> Any:
     is_file = module.endswith(".py")
     if is_file and not Path(module).is_file():
         raise SpecError(f"{module} is not a file; pass file.py:function or package.module:function")
-    # like Python for a script, and for `python -m`
+    # Python does the same for a script and for `python -m`
     folder = str(Path(module).resolve().parent if is_file else Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)

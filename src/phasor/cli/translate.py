@@ -35,7 +35,7 @@ def _complete(_context: object, _parameter: object, begun: str) -> list[str]:
     shell_complete=_complete,
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with all numbers.")
-@tokens_option("--context", "Number of tokens in its tables.", least=2)
+@tokens_option("--context", "Number of tokens in the program's tables.", least=2)
 @seq_len_option
 @takes_models("model", required=False)
 def translate(
@@ -73,7 +73,7 @@ class Answer(NamedTuple):
     can: bool
     is_reordered: bool = False  # whether weights have to be reordered to its pairing first
     at_length: int | None = (
-        None  # the settings hold for this length only, as the program has no rule
+        None  # the settings hold for this length only, because the program has no rule
     )
     reason: str = ""  # why it cannot
     radians: float | None = None  # error of the closest settings at the last position
@@ -90,7 +90,7 @@ class Answer(NamedTuple):
 def answer(
     ropes: LayerRopes, target: str, *, context: int | None = None, seq_len: int | None = None
 ) -> Answer:
-    """The result of `translate` for one program; a missing rule does not count as a no."""
+    """The result of `translate` for one program; a missing rule does not count as a refusal."""
     context = context or ropes.context or _CONTEXT
     rules = [rope.scaling for rope in ropes.ropes if isinstance(rope.scaling, Rule)]
     if seq_len is None and not all(isinstance(rule, TARGETS[target].rules) for rule in rules):

@@ -110,7 +110,7 @@ class Entry:
         return Rows(self.dtype, self.shape, num_rows, row_bytes, read)
 
     def items(self, bits: int) -> Rows:
-        """Items of so many bits as rows."""
+        """Items of ``bits`` bits each, as rows."""
         if bits % 8 == 0:
             return self.rows(bits // 8)
         stored_bytes = self.rows(1)

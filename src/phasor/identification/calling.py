@@ -300,7 +300,7 @@ class Caller:
         # [s, h, d] in another order; [s, 1, d] to [s, d]
         vectors = np.einsum(f"shd->{order}", tokens) if "h" in order else tokens[:, 0]
         vectors = _add_batch(vectors, self.dims)
-        # an array for each argument: a function may write one of them
+        # a separate array for each argument, because a function may write to it
         words = (word for word in _VECTORS if word in self._words)
         arguments = {word: self.arrays.make(vectors, self.arrays.dtype) for word in words}
         ordered = positions.T if self.position_dims in ("ns", "nbs") else positions
@@ -319,7 +319,7 @@ class Caller:
         return arguments
 
     def _positions_of_table(self, call_positions: Any, positions: NDArray[Any]) -> Any:
-        """The positions for the table: the call's own, or all that the call can look up."""
+        """The positions for the table: those of the call, or every position that it can look up."""
         if not self._looks_up:
             return call_positions
         every = np.arange(int(positions.max(initial=0)) + 1)

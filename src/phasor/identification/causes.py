@@ -64,7 +64,7 @@ class Finder:
         if whole and (partial is None or is_vague(partial.changes)):
             return whole
         if partial is None and not self.sample.positions[~is_bad].any():
-            return self._name_norms()  # position 0 is right whatever is done
+            return self._name_norms()  # position 0 is right in any case
         partial = partial or Diagnosis()
         more = "" if partial.changes else ", and turned by no position"
         listed = self.tokens.name_some(is_bad, self.sample.positions)

@@ -46,7 +46,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def from_report(cls, report: Identification) -> Reference | None:
-        """The reference that a function sets, if its rotation is a Rope."""
+        """The reference from a function's report; None if its rotation is no Rope."""
         if report.rope is None:
             return None
         gain = (report.attention_factor or 1.0) / report.rope.attention_factor

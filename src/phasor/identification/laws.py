@@ -108,7 +108,7 @@ def find_explanations(
     """
     f, uncertainty = pad_to_rope(f, rope), pad_to_rope(uncertainty, rope)
     tolerance = uncertainty + slack * f
-    # proposals come from the widest spectrum and are checked against all of them
+    # proposals come from the widest spectrum and are checked against all spectra
     spectra = rope.axes.spectra(len(f))
     widest = int(np.argmax(spectra))
     pairs = slice(sum(spectra[:widest]), sum(spectra[: widest + 1]))
@@ -452,9 +452,9 @@ def _find_law_twice(measured: Frequencies) -> Proposals:
             yield _propose_mistake(mistake, base, law, base, factor)
 
 
-#: For each law, the form of its spectrum and the scan that recognizes it. If a law has no scan, as
-#: `PerPair`, which can give any frequencies, the frequencies are reported one by one. `add_rule`
-#: recognizes rules from calls of several lengths.
+#: For each law, the form of its spectrum and the scan that recognizes it. If a law has no scan,
+#: such as `PerPair`, which can give any frequencies, the frequencies are reported one by one.
+#: `add_rule` recognizes rules from calls of several lengths.
 SCANS: dict[str, tuple[Form, Scan]] = {
     "linear": ("scaled", _scan_divided),
     "ntk": ("powers", scan_stretched_base),

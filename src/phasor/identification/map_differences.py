@@ -137,7 +137,7 @@ def _try_to_find_map(side: Rope | Caller, position: int, axis: int | None) -> Fl
 
 
 def _find_map(side: Rope | Caller, position: int, axis: int | None = None) -> Floats:
-    """The linear map ``[out, in]``; the map of queries if keys have another."""
+    """The linear map ``[out, in]``; the map of queries if keys have a different map."""
     n_axes = side.n_axes if isinstance(side, Caller) else side.axes.n_axes
     place = position * (np.ones(n_axes, int) if axis is None else np.eye(n_axes, dtype=int)[axis])
     if isinstance(side, Caller):

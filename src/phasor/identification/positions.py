@@ -112,7 +112,7 @@ _GARBAGE = "it gives something else (memory outside the table, or other rows)"
 
 
 def _maps_by_row(position: int, row: int, last: int) -> Iterator[tuple[PositionMap, int]]:
-    """Maps that give ``row`` for the position ``asked``, each with the length of its table.
+    """Maps that give ``row`` for a position, each with the length of its table.
 
     ``last`` is the highest row that any token was given.
     """
@@ -269,7 +269,7 @@ class Tokens:
     positions: NDArray[Any]  # all recorded positions, [batch, seq] or [batch, seq, n_axes]
 
     def select(self, is_chosen: NDArray[np.bool_]) -> Tokens:
-        """The tokens for which ``some`` is true."""
+        """The tokens for which ``is_chosen`` is true."""
         return Tokens(self.index[is_chosen], self.positions)
 
     def find_moves(self, hypothesis: Hypothesis, turns: Turns) -> Iterator[Hypothesis]:

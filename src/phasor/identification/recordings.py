@@ -173,7 +173,7 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
         elif "mlx" in text and text.endswith("bfloat16"):
             value = value.astype(import_module("mlx.core").float32)
         array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # such as torch's of meta tensors
+    except (TypeError, ValueError, RuntimeError) as error:  # such as torch's error for meta tensors
         raise TensorError(f"{name} must be an array of numbers: {error}") from None
     # the bfloat16 of torch, of ml_dtypes, and of an ml_dtypes array that numpy.load has read
     is_bfloat16 = text == "bfloat16" or str(array.dtype) in ("bfloat16", "|V2")

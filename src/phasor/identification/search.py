@@ -1,7 +1,7 @@
 """Which rotation turned tokens: the hypotheses that are tried, in a stated order.
 
-A stage makes the hypotheses of one kind of cause, in levels: it solves for a value where the turns
-tell it, and tries what is likely otherwise. `EXPECTED` and `NOTHING_EXPECTED` list the stages.
+A stage makes the hypotheses of one kind of cause, in levels: it solves for a value if the turns
+determine it, and tries likely values otherwise. `EXPECTED` and `NOTHING_EXPECTED` list the stages.
 Which coordinates make a pair comes first: there is a `Reading` for each way that `layout` leaves.
 """
 
@@ -68,7 +68,7 @@ _UNSURE_BASE = 0.02  # error of the logarithm of a base that a few tokens show
 class Reading:
     """One arrangement of coordinates in pairs, and hypotheses of what turned them."""
 
-    changes: Changes  # of the pairs, and of the rows of cos and sin
+    changes: Changes  # differences in the pairs, and in the rows of cos and sin
     expected: ExpectedRope
     turns: Turns
     tokens: Tokens

@@ -105,7 +105,7 @@ def find_first_bad(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
 
 def bound_angle_errors(z: Complex, rounding: float, noise: float = 0.0) -> Floats:
     """How far the angles of ``z`` may be off if its cosines and sines are each off by an ulp."""
-    # and by ``noise`` as well, whatever their size
+    # in addition, cosines and sines of any size may be off by ``noise``
     errors = 2 * rounding * np.abs(np.sin(2 * np.angle(z)))
     return errors + max(noise, _FLOAT16_STEP if rounding > 2.0**-12 else 0)
 

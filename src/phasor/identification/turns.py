@@ -197,7 +197,7 @@ def measure_turns(
 ) -> Turns | None:
     """The turns of a sample's pairs; None unless heads agree, and pairs have one factor.
 
-    The lengths of pairs tell pairings apart whatever the positions are, and one head is enough.
+    The lengths of pairs tell pairings apart at any positions, and one head is enough.
     With a ``row_dtype`` cos and sin may be rounded to it, which changes the lengths.
     """
     is_right = sample.is_kept()

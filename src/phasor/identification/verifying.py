@@ -31,7 +31,7 @@ def verify(
     """Whether vectors or tables that a program recorded rotate as ``rope`` says, and what differs.
 
     Args:
-        rope: What the checkpoint says: `phasor.load` of it; a Rope is that of every layer.
+        rope: The checkpoint's ropes, from `phasor.load`; a Rope is used for every layer.
         recording: A mapping, or a ``.safetensors`` or ``.npz`` file, of ``positions``, ``q`` and
             ``q_rotated``, ``k`` and ``k_rotated`` (``layers.3.q`` where there are several layers;
             ``qk`` for both in one tensor), any order of dimensions. Or of tables, a row a
@@ -84,7 +84,7 @@ def verify(
             raise TensorError(
                 f"{layers.name} has layers of the kinds {', '.join(map(repr, layers.kinds))}, "
                 "which rotate differently: name the arrays by layer, as layers.0.q or "
-                "layers.0.cos, or give the rope of one"
+                "layers.0.cos, or give the rope of one kind"
             )
         kind, title = layers.layer_kinds[index], "" if layer is None else f"layer {layer}, "
         layer_recording = positions | layer_arrays

@@ -73,8 +73,8 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
 
     Returns:
         float64 ``[n, 2]``: the first and last feasible base of each interval, ascending. The first
-        number is the smallest feasible base. If the last number is ``bases[-1]``, all ``bases``
-        from the result's ``[-1, 0]`` on are feasible.
+        number is the smallest feasible base. If the last interval ends at ``bases[-1]``,
+        every one of ``bases`` from its start on is feasible.
 
     >>> rope = Rope(head_dim=128, pairing="half")
     >>> feasible_bases(rope, 1024, np.geomspace(4250, 4350, 8)).round()

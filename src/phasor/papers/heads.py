@@ -13,8 +13,8 @@ which is largest at ``n = m - offset``. So ``offset`` counts tokens back: 1 is t
 0 the token itself, and a negative offset looks ahead.
 
 Under a causal mask the query sees positions 0 to m, its own included. So the previous token
-competes with the tokens before it and with the query's own token, which is one position away from
-it, as is the token two back; both score ``alpha C(1)``.
+competes with the tokens before it and with the query's own token. Its two neighbours, the query's
+own token and the token two back, both score ``alpha C(1)``.
 
 The construction is Wendler's ("Notes on rotary positional embeddings", 2025), the theorems are
 Barbero et al.'s ("Round and Round We Go", 2410.06205): proposition 3.1 for any offset, theorem 5.3

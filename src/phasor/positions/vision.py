@@ -193,8 +193,8 @@ def processed(
         if rest:
             name = "audio_seqlens" if kind == "audio" else f"{kind}_grid_thw"
             raise PositionError(
-                f"{name} must hold the {kind}s of token_types, got {count}, and "
-                f"{count - rest} have tokens; was the sequence cut, or its padding masked too far?"
+                f"{name} must hold the {kind}s that have tokens in token_types ({count - rest}), "
+                f"got {count}; was the sequence cut, or its padding masked too far?"
             )
     return placed.reshape(*types.shape, 3)
 

@@ -326,7 +326,8 @@ class Llama3(_Extension):
     """Keep fast pairs, divide slow ones by ``factor``, blend in between (Llama 3.1).
 
     A pair with at least ``high_freq_factor`` turns over the original context is kept; one with
-    fewer than ``low_freq_factor`` is divided by ``factor``. Llama 4 Scout sets both to 1, a step.
+    fewer than ``low_freq_factor`` is divided by ``factor``. Llama 4 Scout sets both to 1:
+    then the law is a step.
     """
 
     low_freq_factor: float = 1.0

@@ -22,7 +22,7 @@ from phasor.torch.rotation import DTYPES, Rotation, check_dtype
 
 
 class LearnedRotaryEmbedding(RotaryModule):
-    """A `RotaryEmbedding` whose frequencies are learned, from those of a Rope on.
+    """A `RotaryEmbedding` whose frequencies are learned, starting from a Rope's.
 
     ``inv_freq`` is its only parameter and has the name that other modules give to their
     frequencies, so ``rotary_emb.inv_freq`` of a state dict is loaded and saved with plain values.
@@ -194,7 +194,7 @@ class LearnedRotaryEmbedding(RotaryModule):
         sets = rotation.cos.shape[-2]
         if shape[-2] % sets:
             raise TensorError(
-                f"{name} must have a multiple of {sets} heads, because so many have frequencies, "
+                f"{name} must have a multiple of {sets} heads, the number with frequencies, "
                 f"got {shape[-2]}; num_heads of LearnedRotaryEmbedding is the number of key heads"
             )
         group = shape[-2] // sets

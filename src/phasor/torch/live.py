@@ -148,8 +148,8 @@ def patch(model: nn.Module, *, seq_len: int | None = None, drop_rope: bool = Fal
         if earlier is not None and earlier.ropes != hook.ropes:
             name = "seq_len" if earlier.is_dropped == hook.is_dropped else "drop_rope"
             raise ConfigError(
-                f"{name} must be as before: {embedding.path} was patched with another; "
-                "call unpatch(model) first"
+                f"{name} must be as before: {embedding.path} was patched with another value; call "
+                "unpatch(model) first"
             )
     lost = [lost_buffers(embedding) for embedding in embeddings]
     device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))

@@ -72,9 +72,9 @@ class RotaryModule(nn.Module):
             q: ``[..., seq, num_heads, head_dim]``, or ``[..., num_heads, seq, head_dim]`` with
                 ``heads_first``.
             k: The same tokens, with as many heads or fewer; None to rotate one tensor.
-            positions: As for `phasor.torch.rotate`, or a `Rotation`. If None, each row starts at 0,
-                or with ``cu_seqlens`` each sequence does, plus ``offset``. A Rope of several axes
-                needs them.
+            positions: As for `phasor.torch.rotate`, or a `Rotation`. If None, each row (with
+                ``cu_seqlens`` each sequence) starts at ``offset``, 0 by default. A Rope of several
+                axes needs them.
             offset: Position of the first token: a whole number, or an integer tensor with one
                 number per row (the leading dimensions, ``[batch]``) or per packed sequence.
             cu_seqlens: Boundaries of packed sequences, the same in every row. Either whole numbers

@@ -181,8 +181,8 @@ class Rotation(RotationOf[Tensor]):
         ARRAYS.check_array("angles", angles, "[..., seq, num_pairs]", 1)
         if angles.dtype not in DTYPES:
             raise TensorError(
-                f"angles must be float32 or float64, got {angles.dtype}, whose angles beyond a few "
-                "turns are wrong; convert what they are computed from"
+                f"angles must be float32 or float64, got {angles.dtype}, which is too coarse "
+                "beyond a few turns; convert the numbers that the angles are computed from"
             )
         angles = angles.double()
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)

@@ -37,7 +37,7 @@ def test_mlx_lm_is_told_yarns_factor_by_its_two_scales() -> None:
 def test_gpt_oss_is_refused_for_mlx_lm_as_far_off_as_its_rounded_ramp() -> None:
     """Any other model of half pairs is given the ramp as a list of divisors."""
     error = refusal(phasor.preset("gpt-oss-20b"), "mlx-lm")
-    assert "gpt-oss's class gives a list of divisors no max_position" in str(error)
+    assert "gpt-oss's class passes no max_position_embeddings to a list of divisors" in str(error)
     assert "off by up to 28.9 radians at position 131071" in str(error)
     rope = replace(ROPE, scaling=replace(YARN, truncate=False))
     assert block(rope, "mlx-lm")["rope_type"] == "longrope"

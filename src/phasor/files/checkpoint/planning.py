@@ -59,7 +59,7 @@ def plan_conversion(
     ``consolidated.safetensors``. The result is a folder with ``config.json`` and
     ``model.safetensors``, with queries and keys in half pairs. For ``"meta"`` it is the reverse,
     and the result has interleaved pairs in a single ``consolidated.safetensors``. Tokenizers are
-    not converted. The config in the folder has all facts, so a program allows no other arguments.
+    not converted. A program allows no other arguments, because the folder's config has all facts.
 
     Args:
         path: A safetensors file, or a folder with one file or with an index and its shards; for a

@@ -28,7 +28,7 @@ from phasor.rope import Rope
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """A tensor that changes: output ``i`` of each period comes from output ``order[i]`` of it.
+    """A tensor that changes: output ``i`` of each period comes from its output ``order[i]``.
 
     Outputs are rows of a weight, or numbers of a vector. Heads of its layer's ``rope`` begin at
     ``heads`` in each of the ``periods``; the rest stays.
@@ -59,7 +59,7 @@ class Change:
 def order_of_heads(
     rope: Rope, source: Pairing, target: Pairing, heads: tuple[int, ...] = (0,), width: int = 0
 ) -> NDArray[np.intp]:
-    """The permutation of a period, of one head unless given, that changes the pairing of heads.
+    """The permutation of a period, by default one head, that changes the pairing of heads.
 
     >>> rope = Rope(head_dim=4, pairing="half")
     >>> order_of_heads(rope, "interleaved", "half", heads=(2,), width=6)

@@ -34,7 +34,7 @@ class Storage:
     slots: tuple[int, ...] = ()
 
     def item_bits(self, entry: Entry, outputs: int) -> int:
-        """Bits for one output; 0 if the axis does not hold that many."""
+        """Bits for one output; 0 if the axis cannot hold so many outputs."""
         bits, remainder = divmod(entry.shape[self.axis] * entry.bits, outputs)
         # a float element holds a single number
         if entry.dtype[0] not in "IU" and bits != entry.bits:

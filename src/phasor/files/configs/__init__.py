@@ -6,10 +6,10 @@ programs that train and serve models, in JSON or YAML (`texts`). This package an
 only places that know foreign key names. Nothing is guessed: a key that contradicts what the model's
 class does, two keys that disagree or a value out of range is a `ConfigError` that names the key.
 
-A config is read in three stages. `source` gives what the file says, a `JsonObject`. `model_class`
-makes of it what the class of its model type would, a `ModelConfig`: which part of the file, under
-which keys, and for every layer its kind and its block. `ropes` makes the `LayerRopes`, whose laws
-`rope_blocks` reads; `unread_keys` notes or refuses the keys that nothing read, of every format.
-The second stage of other formats is in the dialects, which have what `program_model` offers to all
-of them. `facts` has the tables as values, and `writing` writes a rope back as a config block.
+A config is read in three stages. `source` returns the contents of the file, a `JsonObject`.
+`model_class` interprets them like the class of the model type, as a `ModelConfig`: the part of the
+file, its keys, and for every layer the kind and the block. `ropes` makes the `LayerRopes`, whose
+laws `rope_blocks` reads; `unread_keys` notes or refuses the unread keys of every format. For other
+formats the second stage is in the dialects, which share `program_model`. `facts` has the tables as
+values; `dialects.blocks` writes a rope back as a config block.
 """

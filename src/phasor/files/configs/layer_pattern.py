@@ -186,7 +186,7 @@ def _coded_kinds(config: JsonObject, rule: LayerRule, key: str, count: int) -> t
 
 
 def _interval_pattern(config: JsonObject, rule: LayerRule, count: int) -> LayerPattern:
-    """Every so many layers, or those of a pattern in letters (EXAONE 4): L is local, G global."""
+    """Every n-th layer, or a pattern in letters (EXAONE 4): L is local, G global."""
     interval = rule.every or 1
     for key in rule.keys:
         if isinstance(config.values.get(key), str):
@@ -196,7 +196,7 @@ def _interval_pattern(config: JsonObject, rule: LayerRule, count: int) -> LayerP
             return LayerPattern.repeat([letter == "G" for letter in word], count)
         interval = config.whole(key) or interval
     extra, start = {layer % count for layer in rule.also}, 0
-    if rule.first:  # so many layers have an interval of their own
+    if rule.first:  # the first layers have their own interval
         number, step = (config.whole(key, least=0) for key in rule.first)
         start = number or 0
         extra |= {*LayerPattern.every(step or 1, start).indices}
@@ -209,7 +209,7 @@ def _interval_pattern(config: JsonObject, rule: LayerRule, count: int) -> LayerP
 
 
 def indexer_pattern(config: JsonObject, every: int, count: int) -> LayerPattern:
-    """The layers that have an indexer; other layers take the choice of the layer before."""
+    """The layers that have an indexer; other layers reuse the choice of the layer before."""
     key, words = "indexer_types", config.texts("indexer_types")
     if words is None:
         key = "index_topk_pattern"

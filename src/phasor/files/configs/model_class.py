@@ -307,8 +307,8 @@ def _assumed_sizes(config: JsonObject, facts: Architecture) -> dict[str, int]:
 def note_assumed_sizes(model: ModelConfig) -> str:
     """The note about sizes that the class assumes; call it after all known keys were read.
 
-    Refused if the file has a size, or an object that may hold one, where nothing reads it; or does
-    not say its type, as these are then the sizes of another model.
+    Refused if the file has a size, or an object that may hold one, where nothing reads it; also if
+    it does not state its type, because the sizes may then belong to another model.
     """
     config, name, assumed = model.config, model.model_type, model.assumed_sizes
     if not model.states_type:
@@ -357,7 +357,7 @@ def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
     if len(kinds) != count:
         raise refusal("kinds", key=config.name(key), count=count, got=len(kinds))
     words = {*facts.labels, *files["without_rope"], *(rule.words if rule else ())}
-    # a special kind must be named by its own name, which has the kind's facts
+    # a special kind needs its own name, because its facts are under that name
     if not (facts.without_rope or facts.kinds):
         words |= {*files["layer_words"]}
     for i, word in enumerate(kinds):

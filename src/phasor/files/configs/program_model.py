@@ -222,8 +222,8 @@ class ProgramModel:
     ) -> LayerRopes:
         """The ropes of all layers: layers that the pattern marks are of the first kind.
 
-        Without a pattern all layers are. ``attention_free`` has the kind of each layer without
-        attention, and "" for each layer with attention.
+        Without a pattern, all layers are of the first kind. ``attention_free`` has the kind of each
+        layer without attention, and "" for each layer with attention.
         """
         config, layers = self.config, self.config.layers()
         on, off, *_ = *kinds, ""

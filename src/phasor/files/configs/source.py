@@ -119,7 +119,7 @@ class JsonObject:
 
     @property
     def keys_read(self) -> set[str]:
-        """The keys that were read, and with a key inside an object also that of the object."""
+        """The keys that were read; a key inside an object also counts the object's key."""
         return self._read.union([n.partition(".")[0] for n in self._read if "." in n])
 
     def unread(self) -> dict[str, Any]:
@@ -348,7 +348,7 @@ KEYS = {
 def renamed_keys(block: JsonObject, **keys: str) -> Generator[None]:
     """Turn a SpecError about a field of a Rope or law into a ConfigError about the file's key.
 
-    ``keys`` has the keys of fields whose key is not the one in `KEYS`.
+    ``keys`` has the keys of fields that differ from those in `KEYS`.
     """
     try:
         yield
@@ -423,7 +423,7 @@ def cached_config(repository: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
         paths = [try_to_load_from_cache(repository, name) for name in _FILE_NAMES]
-    except (ImportError, ValueError):  # or a name that no repository of the Hub can have
+    except (ImportError, ValueError):  # or if no repository can have this name
         return None
     return next((Path(path) for path in paths if isinstance(path, str)), None)
 

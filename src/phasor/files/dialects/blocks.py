@@ -1,8 +1,8 @@
 """The block ``rope_parameters`` of a config: how a rope is written there, and how a class reads it.
 
 Transformers 5 writes such blocks, and other programs that read a model's config.json read them too.
-A program that reads some laws differently passes its own function to `read_block`. The keys around
-the block, in a model's own file, are those of `model_files`.
+A program that reads some laws differently passes its own function to `read_block`. `model_files`
+writes the keys around the block in a model's own file.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def list_blocks(rope: Rope, context: int) -> Iterator[Keys]:
 def with_place(law: Keys, rope: Rope, base: float | None = None) -> Keys:
     """The law's block with the base, the rotated part of a head, and the pairs of each axis added.
 
-    ``base`` replaces the rope's own, for frequencies without one.
+    ``base`` replaces the rope's base, for frequencies that have none.
     """
     block = law | {"rope_theta": base or rope.base}
     if rope.rotary_dim != rope.head_dim:

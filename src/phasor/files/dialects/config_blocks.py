@@ -117,7 +117,7 @@ def write_config(
     its_ropes = replace(ropes, query_factors=program_factors)
     keys = keys_over_file({**keys, "rope_parameters": parameters}, its_ropes)
     if whole_lengths and ORIGINAL_KEY in keys:
-        keys[ORIGINAL_KEY] = round(keys[ORIGINAL_KEY])  # the program reads the one in the block
+        keys[ORIGINAL_KEY] = round(keys[ORIGINAL_KEY])  # the program reads the length in the block
     if has_blocks_by_kind:
         # older classes of such models read one law, and know themselves which layers have it
         main, _ = main_and_local(ropes)

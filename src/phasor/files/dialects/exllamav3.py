@@ -47,7 +47,7 @@ def _read_law(block: JsonObject, law_context: LawContext, length: int) -> Law | 
         is_long = length > block.require(ORIGINAL_KEY, original)
         return read_list(block, "long_factor" if is_long else "short_factor", law_context, length)
     if kind == "yarn":
-        # the factor is a quotient of lengths if the block has the one before the extension
+        # the factor is a quotient of lengths if the block has the length before the extension
         factor = block.number("factor") if original is None else length / original
         lengths = {ORIGINAL_KEY: original or length, "factor": factor}
         block = block.with_values({**block.values, **lengths})

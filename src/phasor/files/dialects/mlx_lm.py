@@ -46,7 +46,7 @@ def _read_settings(file: JsonObject, *, family: str = "") -> LayerRopes:
     block = file.require(BLOCK_KEY, file.object(BLOCK_KEY))
     is_longrope = rope_type(block) == "longrope"
     if is_longrope and family.startswith("gpt-oss"):
-        raise FaultError("gpt-oss's class gives a list of divisors no max_position_embeddings")
+        raise FaultError("gpt-oss's class passes no max_position_embeddings to a list of divisors")
     interleaved = file.flag(_PAIRING_KEY) and not is_longrope
     facts = Architecture(pairing="interleaved" if interleaved else "half")
     return read_slice(facts, _read_law, file)
@@ -59,7 +59,7 @@ def _read_law(block: JsonObject, law_context: LawContext, length: int) -> Law | 
             raise FaultError("its code always takes the long list")
         return read_list(block, "long_factor", law_context, length)
     if kind == "yarn":
-        # refused where transformers would take another factor on cos and sin from this config.json
+        # refused if transformers would derive another factor on cos and sin from this config.json
         read_law(block, law_context)
         ignored_keys = ("attention_factor", "truncate")
         block = block.with_values({k: v for k, v in block.values.items() if k not in ignored_keys})

@@ -66,7 +66,7 @@ _NO_FILE = (
 class FileKeys:
     """Keys for a ``config.json``."""
 
-    keys: Mapping[str, Any]  # with null for those that the file has and must lose
+    keys: Mapping[str, Any]  # null for keys that the file must lose
     readers: str  # which programs read them, in a sentence
 
     @property

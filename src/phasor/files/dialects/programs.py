@@ -1,20 +1,20 @@
-"""Files of programs that train or serve, each with a dialect: which file is whose.
+"""Files of programs that train or serve, each with a dialect: which program a file belongs to.
 
 The table of each dialect has the facts about its program; their sources are at its top:
 
 * ``program``: its name.
 * ``inside``: keys under which a file may contain the model's config as an object.
-* ``marks``: lists of keys. A file with a key of each list is one of the program's.
-* ``names``: the program's names for our keys.
+* ``marks``: lists of keys. A file with a key of each list belongs to the program.
+* ``names``: the program's names for transformers' keys.
 * ``defaults``: the values that its code assumes for absent keys.
 * ``laws``: for each law, the names of its numbers in the file (empty if the program does not read
-  them), the values that its code assumes for absent ones, and the law that it is if that has
-  another name; ``when``: keys of which a file must have one for the law to apply.
+  them), the values that its code assumes for absent numbers, and phasor's name of the law if that
+  differs; ``when``: keys of which a file must have one for the law to apply.
 * ``ignored``: keys about ropes that have no effect: they select a kernel, or belong to a law that
   is not in use.
-* ``instead``: for each other type of position embedding, what the model has instead of a rotation.
+* ``instead``: for each other type of position embedding, the positions that the model has.
 * ``rotating``: the types of position embedding that rotate.
-* ``classes``: facts of the program's classes, added to those of the class that one is ``like``:
+* ``classes``: facts of the program's classes, added to the facts of the class that it is ``like``:
 
   * ``kinds`` of its layers with the facts of each, or false for a kind that does not rotate: a
     ``base``, which is a constant in the code unless a ``base_key`` contains it, and the keys of a

@@ -113,7 +113,7 @@ def engine_dialect(law_of: LawReader, settings: Callable[[Rope], Iterator[Keys]]
 
     def all_settings(ropes: LayerRopes, length: int) -> Iterator[Keys]:
         rope = slice_of(ropes.ropes[0])
-        # interleaved sections may add up to too many pairs, and the factories check the sum
+        # interleaved sections may add up to too many pairs, and get_rope checks the sum
         if isinstance(rope.axes, InterleavedSections):
             rope = replace(rope, axes=InterleavedSections(rope.axes.counts(rope.num_pairs)))
         for block in settings(rope):

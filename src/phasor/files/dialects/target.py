@@ -115,7 +115,7 @@ class Target:
     """A program that rotates, and what it can express."""
 
     name: str  # by which `translate` finds it
-    program: str  # what the settings are and what reads them, in half a line
+    program: str  # a short phrase: the settings and the program that reads them
     source: str  # where its arguments are documented
     # "run" if the tests run the program itself; else they run a function that is written from its
     # documentation, and "engine" means that tools/engines.py has run the program
@@ -135,7 +135,7 @@ class Target:
     partial: bool = True  # whether it can rotate a part of the head only
     backwards: bool = False  # whether it can turn pairs clockwise
     axes: tuple[type[Axes], ...] = (OneAxis,)
-    # the rules that it applies by itself; any other has to be replaced by the law it picks
+    # the rules that it applies by itself; any other rule has to be replaced by its law
     rules: tuple[type[Rule], ...] = ()
     # the note for a factor on the logits; none where ``write`` has a setting or a note of its own
     softmax_note: str = SOFTMAX_NOTE
@@ -373,7 +373,7 @@ def simplify_law(rope: Rope) -> Rope:
         return rope
     plain, scaled = real_inv_freq(replace(rope, scaling=None)), real_inv_freq(rope)
     ratio = plain[0] / scaled[0] if scaled[0] else Decimal(0)
-    pairs = reversed([*zip(plain, scaled, strict=True)])  # most laws scale the slow ones
+    pairs = reversed([*zip(plain, scaled, strict=True)])  # most laws scale the slow pairs
     # equal except for rounding in 60 digits
     if any(abs(f - s * ratio) > f * Decimal("1e-40") for f, s in pairs):
         return rope

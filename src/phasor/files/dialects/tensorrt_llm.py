@@ -135,8 +135,8 @@ def _local_keys(ropes: LayerRopes, main: Rope, local: Rope) -> Keys | None:
     every = layers_with(ropes, main).interval
     if every is None or {*ropes} != {main, local}:
         return None
-    pattern = every or len(ropes) + 1  # beyond the last one if all layers are local
-    # releases differ in which of the two they read
+    pattern = every or len(ropes) + 1  # an index beyond the last layer if all layers are local
+    # a release reads one of the two keys
     keys = dict.fromkeys(("sliding_window_pattern", "_sliding_window_pattern"), pattern)
     return {**keys, "rope_local_base_freq": local.base}
 

@@ -1,4 +1,4 @@
-"""vLLM: ``--hf-overrides`` of its server, and the arguments of its factory."""
+"""vLLM: ``--hf-overrides`` of its server, and the arguments of its factory ``get_rope``."""
 
 from __future__ import annotations
 

@@ -144,14 +144,14 @@ def translate(
         ropes: A rope, or those of a model.
         target: One of `TARGETS`, in any capitals and punctuation.
         context: Tokens, for targets that keep tables or state a length; unless given the model's
-            own, or ``seq_len`` if that is larger. A note names one that is beyond the model's.
+            own, or ``seq_len`` if that is larger. A note names a context beyond the model's.
         seq_len: Length of the sequences, where a rule has to pick its law.
 
     Returns:
         ``parts``, one for each different rope or one for the model: ``settings`` by the target's
         own names, ``code`` that gives them, ``notes`` on what else has to be done, and ``ropes``,
-        what the target then performs, by kind of layer. A target whose pairing is the other one
-        needs reordered weights, which a note says; the part's rope is in the target's pairing.
+        what the target then performs, by kind of layer. If the target has the other pairing, a
+        note says that weights have to be reordered; the part's rope is in the target's pairing.
 
     Raises:
         TranslationError: If the target cannot express it; with the nearest that it can, and how

@@ -236,7 +236,7 @@ def _write_gguf(ropes: LayerRopes, context: int) -> ProgramSettings:
     for kind, factor in ropes.query_factors.items():
         if factor.first == 0 and _multiplies_queries(factor, ropes.kinds[kind]):
             keys["attention.temperature_scale"] = factor.strength
-            # the length of latent attention, and that of mistral3
+            # the keys of the length in latent attention, and in mistral3
             keys["attention.temperature_length"] = factor.length
             keys.setdefault(ORIGINAL_KEY, factor.length)
     tensors = {key: np.array(keys[key]) for key in keys if is_tensor(key)}
@@ -255,8 +255,8 @@ def _sections(rope: Rope) -> list[int]:
 def _rotation_note(target: Target, ropes: LayerRopes, rope: Rope, context: int) -> str:
     """Which rotation of ggml the architecture has to have.
 
-    Refused where that would turn pairs by a fourth coordinate; Qwen3-VL, whose files all do that,
-    has it in the note.
+    Refused if llama.cpp would turn pairs by a fourth coordinate. All files of Qwen3-VL do that, so
+    there the note says it.
     """
     architecture, sections = architecture_of(model_family(ropes)), _sections(rope)
     rope_type = by_pairing(rope.pairing, half="NEOX", interleaved="NORM")

@@ -81,8 +81,8 @@ def check_mutable(xs: Sequence[Tensor]) -> None:
         )
     if any(x.is_neg() for x in xs):
         raise TensorError(
-            "a tensor written in place must not be a view that negates, as .imag of a conjugate "
-            "is; write .resolve_neg() of it"
+            "a tensor written in place must not be a view that negates, such as .imag of a "
+            "conjugate; pass its .resolve_neg()"
         )
 
 

@@ -6,8 +6,8 @@ Inductor traces, after autograd has taken the operator's derivative. Other compi
 keep the operator, and so does a backend given by name.
 
 Cos and sin are computed by the same formula as in every backend. Its int64 products overflow, which
-is undefined behaviour in C++. Their factors are read from memory, so that no compiler can tell
-which products overflow, and on every machine they wrap around.
+is undefined behaviour in C++. The factors are read from memory: no compiler can tell which products
+overflow, so they wrap around on every machine.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def turn(call: Turn, *, in_place: bool = False) -> Sequence[Tensor]:
     if rows_want_grad and len({hasattr(t, "device_mesh") for t in (*xs, cos, sin)}) > 1:
         raise TensorError(
             "cos and sin must be DTensors if and only if x is one, because their gradient "
-            "would be summed over ranks; make them by DTensor.from_local or distribute_tensor"
+            "would be summed over ranks; make them with DTensor.from_local or distribute_tensor"
         )
     if backend not in ("auto", "eager"):
         feature = "gradients for cos and sin" if rows_want_grad else "torch.func transformations"

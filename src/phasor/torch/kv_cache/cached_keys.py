@@ -34,7 +34,7 @@ class CachedKeys:
     Its methods write into every layer of the cache itself, or raise an error and write nothing. To
     do so they first compute the new keys of all layers, which takes memory for old and new keys.
     Models number the next token by the number of cached tokens, so after `evict_` or `insert_` it
-    directly follows the last.
+    directly follows the last cached token.
 
     A layer with a sliding window holds the latest tokens only. They are edited as in any other
     layer; `kept` lists them. A layer without keys (Mamba, linear attention) is left as it is:

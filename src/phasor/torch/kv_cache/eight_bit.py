@@ -2,8 +2,8 @@
 
 A scale belongs to one element or to a group of elements. A group consists of consecutive
 coordinates of a head; along dimensions in which the scales have size 1, all elements share it.
-Scales grow where a turned coordinate would not fit, because a turn can multiply one by sqrt(2), and
-never shrink. So keys that do not move keep their bits, and a scale that tokens share stays large
+A turn can multiply a coordinate by sqrt(2): scales grow where a result would not fit, and never
+shrink. So keys that do not move keep their bits, and a scale that tokens share stays large
 enough for later ones.
 """
 
@@ -40,7 +40,7 @@ def widened(keys: Tensor, scales: Tensor | None, name: str = "keys") -> Tensor:
     ARRAYS.check_kind(name, keys)
     if keys.dtype == torch.uint8:
         raise TensorError(
-            f"{name} in uint8 must be viewed in the dtype of their bits, as "
+            f"{name} in uint8 must be viewed as the dtype of their bits, such as "
             "keys.view(torch.float8_e4m3fn); unsigned keys with zero points cannot be turned"
         )
     if not is_eight_bit(keys.dtype):
@@ -123,9 +123,9 @@ def _factors(name: str, scales: Tensor, keys: Tensor) -> Tensor:
     leading = zip(shaped_scales.shape[:-1], keys.shape[:-1], strict=fits)
     if not fits or any(size not in (1, key_size) for size, key_size in leading):
         raise TensorError(
-            f"{name} must be float32, float16 or bfloat16 numbers of the shape of the keys "
-            f"{list(keys.shape)}, with 1 in each dimension that shares them and a divisor of "
-            f"head_dim as the last, got {list(scales.shape)} in {scales.dtype}"
+            f"{name} must have the shape of the keys {list(keys.shape)}, with 1 in each dimension "
+            "that shares scales and a divisor of head_dim as the last, in float32, float16 or "
+            f"bfloat16; got {list(scales.shape)} in {scales.dtype}"
         )
     return shaped_scales.float()[..., None]
 

@@ -172,14 +172,14 @@ class CachedLayer:
         return held if records_past else held.last(window)
 
     def add_keys_to(self, exchange: Exchange, keys: Tensor) -> None:
-        """Plan to replace the keys by as many others."""
+        """Plan to replace the keys by other keys of the same number."""
         held = self.held._replace(keys=keys)
         self._store(exchange, "keys", held, self.length)
 
     def add_to(
         self, exchange: Exchange, held: HeldTokens, start: int, stop: int, added: int
     ) -> None:
-        """Plan to hold these tokens, after ``start`` to ``stop - 1`` went or ``added`` came."""
+        """Plan to hold these tokens, after ``stop - start`` were removed or ``added`` inserted."""
         length = self.length + added - (stop - start)
         self._store(exchange, "keys", held, length)
         self._store(exchange, "values", held, length)
@@ -334,8 +334,8 @@ def _check_scales(layer: Any, index: int, scales: Tensor | None) -> None:
     keys: Tensor | None = getattr(layer, "keys", None)
     if keys is None or keys.dim() != 4:
         raise TensorError(
-            f"scales must be None for layer {index}, because a {type(layer).__name__} has no keys "
-            "or their scales"
+            f"scales must be None for layer {index}, because its {type(layer).__name__} has no "
+            "keys that scales could belong to"
         )
     ARRAYS.check_kind(f"scales[{index}]", scales)
     columns = keys.shape[2]

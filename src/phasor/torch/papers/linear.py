@@ -124,8 +124,8 @@ def linear_attention(
     map_query, map_key = find_feature_maps(feature_map, causal)
     if state is not None and not (causal and isinstance(cast(object, state), LinearState)):
         raise SpecError(
-            "state must be a LinearState with causal=True and None without, for a sum over all "
-            f"tokens has no order; got {type(state).__name__} with causal={causal}"
+            "state must be a LinearState with causal=True and None otherwise, because a sum over "
+            f"all tokens has no order; got {type(state).__name__} with causal={causal}"
         )
     q, k, v = tokens_first([q, k, v], heads_first)
     _check_tensors(q, k, v)
