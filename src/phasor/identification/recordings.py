@@ -73,7 +73,7 @@ def read_recording(source: object) -> dict[int | None, dict[str, NDArray[Any]]]:
     for name, value in ((f"{name}", value) for name, value in arrays):
         prefix, dot, last = name.rpartition(".")
         short = last.replace("_cached", "")
-        digits = _LAYER.findall(prefix + dot)[-1:]  # the innermost of layers in layers
+        digits = _LAYER.findall(prefix + dot)[-1:]  # of nested layers, the innermost
         if short not in _KNOWN or len("".join(digits)) > _MAX_DIGITS:
             raise TensorError(
                 f"a recording holds positions, q and q_rotated (k and k_rotated, layers.3.q), or "

@@ -324,7 +324,7 @@ class Identification:
 
     def _pair_sentences(self) -> list[str]:
         turning = [k for k, pair in enumerate(self.pairs) if pair.inv_freq]
-        if not turning or "reflection" in self.names():  # what is reflected has no angle
+        if not turning or "reflection" in self.names():  # a reflected pair has no angle
             return []
         first = self.pairs[turning[0]]
         return [

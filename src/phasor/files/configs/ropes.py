@@ -204,7 +204,7 @@ def _base(model: ModelConfig, kind: Kind, block: JsonObject) -> float:
         # a base outside several blocks belongs to some of them only: the block's own base counts
         named_bases = []
     is_of_block = not has_one_block or kind.base_key is None
-    if has_one_block and facts.nested:  # an old file's base is for the kinds that have its law
+    if has_one_block and facts.nested:  # in an old file, base and law are for the same kinds
         is_of_block = kind.scaled
     if is_of_block:
         named_bases.insert(0, (block.name("rope_theta"), block_base))

@@ -137,7 +137,7 @@ def _shared_factors(rows: Rows) -> tuple[Tensor, Tensor]:
 def _factors(
     cos: Tensor, sin: Tensor, pairing: Pairing, transposed: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Factors ``[..., seq, 1, rotary_dim]`` on each coordinate, and on the other of its pair."""
+    """Two factors per coordinate: on itself, and on its partner; ``[..., seq, 1, rotary_dim]``."""
     negative = -sin
     sines = (sin, negative) if transposed else (negative, sin)
     # [..., seq, num_pairs] -> [..., seq, 1, rotary_dim]
