@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import cycle, islice
@@ -269,7 +270,9 @@ def _end_keys(ropes: LayerRopes) -> Keys:
 
 def _one_rope_keys(rope: Rope, context: int) -> Iterator[Keys]:
     law, base, factor = rope.scaling, rope.base or 0, linear_factor(rope)
-    scaled = {_LEAST: int(factor or 0), _MOST: int(base * int(factor or 0))}
+    # no whole number is infinite; what is cut so is read back as another rope
+    most = min(base * int(factor or 0), sys.float_info.max)
+    scaled = {_LEAST: int(factor or 0), _MOST: int(most)}
     if factor is not None and rope.pairing == "interleaved":
         if rope.rotary_dim == rope.head_dim:  # this block turns no part of a head
             yield {_BLOCK: "llama2", _TYPE: "llama3.1", "rope_use_scale": False, **scaled}
