@@ -18,8 +18,19 @@ template <class C> struct Rows {
   static constexpr int64_t kBytes = 32 * 1024;
   alignas(64) C storage[kBytes / sizeof(C)];
   int64_t pairs, step; // from cosines to sines; from token to token, 0 where all have one position
+  // those of the next tile, where they are given and the heads are more than the caches hold
+  const char *next_cos = nullptr, *next_sin = nullptr;
+  int64_t next_cos_step, next_sin_step;
   C *cos(int64_t t) { return storage + t * step; }
   C *sin(int64_t t) { return cos(t) + pairs; }
+  // Read ahead while the heads of a token are rotated: the copy of a whole tile would wait for memory.
+  void prefetch_next(int64_t t) const {
+    if (next_cos == nullptr) return;
+    for (int64_t at = 0; at < pairs * int64_t{sizeof(C)}; at += 64) {
+      __builtin_prefetch(next_cos + t * next_cos_step + at, 0, 2);
+      __builtin_prefetch(next_sin + t * next_sin_step + at, 0, 2);
+    }
+  }
 };
 
 template <class V> inline V load_vector(const void *p) {
@@ -192,8 +203,14 @@ inline void fill_rows(const Job &job, const int64_t *at, int64_t tokens, Rows<C>
   rows.step = same ? 0 : 2 * rows.pairs;
   if (position != nullptr)
     return fill_from_positions(job, position, step, same ? 1 : tokens, rows);
+  const int64_t cos_step = job.cos_stride[inner], sin_step = job.sin_stride[inner];
   for (int64_t t = 0; t < tokens; ++t)
-    copy_row(job, cos + t * job.cos_stride[inner], sin + t * job.sin_stride[inner], rows.cos(t), rows.sin(t));
+    copy_row(job, cos + t * cos_step, sin + t * sin_step, rows.cos(t), rows.sin(t));
+  if (!job.stream) return;
+  rows.next_cos = cos + tokens * cos_step;
+  rows.next_sin = sin + tokens * sin_step;
+  rows.next_cos_step = cos_step;
+  rows.next_sin_step = sin_step;
 }
 
 } // namespace

@@ -128,6 +128,7 @@ __attribute__((always_inline)) inline void rotate_group(Vectors &w, const C *cos
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
 inline void rotate_any_width(const Vectors &w, Rows<C> &rows, int64_t pairs) {
   for (int64_t t = 0; t < w.tokens; ++t) {
+    rows.prefetch_next(t);
     Vectors heads = w;
     heads.in += t * w.token_in;
     heads.out += t * w.token_out;
@@ -145,6 +146,7 @@ __attribute__((always_inline)) inline void rotate_from_registers(const Vectors &
   constexpr int64_t bytes = int64_t{kBlocks} * L::width * int64_t{sizeof(T)};
   const auto each_head = [&](auto arrange, auto rotate_head) __attribute__((always_inline)) {
     for (int64_t t = 0; t < w.tokens; ++t) {
+      rows.prefetch_next(t);
       typename L::V c[2 * kBlocks], s[2 * kBlocks]; // `arrange_rows` may need twice as many
       for (int b = 0; b < kBlocks; ++b) {
         c[b] = L::load_row(rows.cos(t) + b * L::width);

@@ -281,7 +281,8 @@ class Rotation(RotationOf[Tensor]):
         """Wrap cos and sin, at the first call, for all calls that bypass the dispatcher."""
         cos, sin = self.cos, self.sin
         are_plain = type(cos) is type(sin) is Tensor and not (cos.is_neg() or sin.is_neg())
-        rows = Rows(cos, sin, self._layout(), self.head_dim, are_plain=are_plain)
+        layout = self._layout(), self.head_dim
+        rows = Rows(cos, sin, *layout, cos.device.type, are_plain=are_plain)
         object.__setattr__(self, "_rows", rows)
         return rows
 

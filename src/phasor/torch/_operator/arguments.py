@@ -77,13 +77,14 @@ class Rows:
         sin: Tensor,
         layout: Layout,
         head_dim: int | None,
+        device_type: str,
         *,
         are_plain: bool,
         transposed: bool = False,
     ) -> None:
         self.cos, self.sin = cos, sin  # [..., seq, num_pairs]
         self.layout, self.head_dim = layout, head_dim
-        self.device_type = cos.device.type  # cached, because torch makes a new string every time
+        self.device_type = device_type  # kept, because torch makes a new string every time
         self.are_plain = are_plain  # whether both are plain tensors, not subclasses or negated
         self.transposed = transposed  # as in a Turn
         self.plan: bytes | None = None  # the C++ kernel's plan, once it is known
@@ -98,7 +99,7 @@ class Rows:
     def for_gradients(self) -> Rows:
         """The transpose, which rotates gradients."""
         if self.transpose is None:
-            fields = self.cos, self.sin, self.layout, self.head_dim
+            fields = self.cos, self.sin, self.layout, self.head_dim, self.device_type
             transposed = not self.transposed
             self.transpose = Rows(*fields, are_plain=self.are_plain, transposed=transposed)
         return self.transpose

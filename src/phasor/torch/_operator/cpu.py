@@ -114,7 +114,7 @@ def try_rows(positions: Tensor, text: str, gain: float, dtype: torch.dtype) -> R
     new_rows = _make_rows(packed, positions, gain, dtype, raises=False)
     if new_rows is None:
         return None
-    rows = Rows(*new_rows, packed.layout, packed.head_dim, are_plain=True)
+    rows = Rows(*new_rows, packed.layout, packed.head_dim, "cpu", are_plain=True)
     rows.plan = packed.plan_of_rows
     return rows
 
@@ -125,8 +125,8 @@ def _make_rows(
     tokens = positions.shape if packed.n_axes == 1 else positions.shape[:-1]
     # a single number has no dimension of tokens
     rows = torch.empty((*tokens, 2, packed.num_pairs), dtype=dtype, device=_CPU)
-    options = False, gain, _path_index, raises
-    if not _native.rotate(packed.plan, positions, None, *options, None, (rows,)):
+    plan, path = packed.plan, _path_index
+    if not _native.rotate(plan, positions, None, False, gain, path, raises, None, (rows,)):
         return None
     # [..., seq, 2, num_pairs] -> [..., seq, num_pairs] twice
     cos, sin = rows.unbind(-2)
@@ -138,8 +138,8 @@ def try_turn(xs: Sequence[Tensor], rows: Rows, outs: Sequence[Tensor]) -> bool:
     plan = rows.plan or _prepare(xs, rows)
     if plan is None:
         return False
-    options = rows.transposed, 1.0, _path_index, False
-    return _native.rotate(plan, rows.cos, rows.sin, *options, xs, outs)
+    cos, sin, path = rows.cos, rows.sin, _path_index
+    return _native.rotate(plan, cos, sin, rows.transposed, 1.0, path, False, xs, outs)
 
 
 def try_turn_at(
@@ -153,8 +153,8 @@ def try_turn_at(
     """Rotate ``xs`` at integer positions in one pass; False if the kernel refuses them."""
     if _absence_reason or (packed := _pack(text)) is None:
         return False
-    options = transposed, gain, _path_index, False
-    return _native.rotate(packed.plan, positions, None, *options, xs, outs)
+    plan, path = packed.plan, _path_index
+    return _native.rotate(plan, positions, None, transposed, gain, path, False, xs, outs)
 
 
 def run_into(turn: Turn, outs: Sequence[Tensor]) -> None:
