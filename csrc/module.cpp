@@ -37,7 +37,7 @@ bool view(PyObject *object, DLTensor *out) {
 
 // A call of `rotate` while its arguments are read. Each step below returns false if it ends the call,
 // before anything is written: `answer` is then null with an error set, or Python's False if the caller
-// prefers to try something else to an error.
+// would rather try something else than raise an error.
 struct Call {
   PyObject *const *args;
   bool raises;

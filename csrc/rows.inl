@@ -18,7 +18,7 @@ template <class C> struct Rows {
   static constexpr int64_t kBytes = 32 * 1024;
   alignas(64) C storage[kBytes / sizeof(C)];
   int64_t pairs, step; // from cosines to sines; from token to token, 0 where all have one position
-  // those of the next tile, where they are given and the heads are more than the caches hold
+  // the given cosines and sines of the next tile; null if they need not be read ahead
   const char *next_cos = nullptr, *next_sin = nullptr;
   int64_t next_cos_step, next_sin_step;
   C *cos(int64_t t) { return storage + t * step; }

@@ -110,9 +110,8 @@ class RotationOf(Generic[_Array]):
 
     def _fill(self, cos: Any, sin: Any, layout: Sequence[Any]) -> None:
         read, written, rotary_start, head_dim = layout
-        fill = (
-            object.__setattr__
-        )  # unrolled: a loop costs more than sharing the rotation saves in a layer
+        fill = object.__setattr__
+        # unrolled: a loop costs more than sharing the rotation saves in a layer
         fill(self, "cos", cos)
         fill(self, "sin", sin)
         fill(self, "pairing", read)

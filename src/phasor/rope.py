@@ -136,7 +136,7 @@ class Rope:
             )
         self.axes.indices(self.num_pairs)
         self._check_frequencies(set_field)
-        # all others have no text, which the operator's argument is
+        # other classes have no JSON, which the operators need; it is written when it is asked for
         check_registered(self.axes, self.scaling, *(values_by_axis(self.axes, "scaling") or ()))
 
     def _check_slice(self, set_field: Any) -> None:
@@ -295,7 +295,7 @@ class Rope:
     def to_json(self) -> str:
         """Canonical JSON with a format number: equal Ropes have equal text."""
         kept = self.__dict__
-        if "_json" not in kept:  # the operator's argument, which every call needs
+        if "_json" not in kept:  # kept, because every call passes it to an operator
             object.__setattr__(self, "_json", canonical_json({"format": FORMAT} | self.to_dict()))
         return cast(str, kept["_json"])
 

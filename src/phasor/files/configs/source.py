@@ -124,9 +124,8 @@ class JsonObject:
 
     def unread(self) -> dict[str, Any]:
         """The keys that were not read, with their values; nulls are left out."""
-        unread = {k: v for k, v in self.values.items() if v is not None and k not in self._read}
-        read = self.keys_read if unread else unread
-        return {k: v for k, v in unread.items() if k not in read}
+        read = self.keys_read
+        return {k: v for k, v in self.values.items() if v is not None and k not in read}
 
     def unread_objects(self) -> list[JsonObject]:
         """The objects at keys that were not read, or that were read only in part."""
@@ -151,7 +150,7 @@ class JsonObject:
             return self.values.get(path)
         head, _, rest = path.partition(".")
         inner = self.values.get(head)
-        is_inside = inner is not None and isinstance(inner, Mapping)
+        is_inside = isinstance(inner, Mapping)
         return JsonObject(cast(Mapping[str, Any], inner)).find(rest) if is_inside else None
 
     def _aliases(self, key: str) -> Sequence[str]:
@@ -159,13 +158,12 @@ class JsonObject:
         return self._names.get(key, (key,))
 
     def _present(self, key: str) -> list[str]:
-        """The names of ``key`` that the file has, with values other than null; mostly none."""
-        there = [n for n in self._names.get(key, (key,)) if n in self.values or "." in n]
-        return [name for name in there if self.find(name) is not None] if there else there
+        """The names of ``key`` that the file has, with values other than null."""
+        return [name for name in self._aliases(key) if self.find(name) is not None]
 
     def value(self, key: str) -> Any:
         """The value of ``key`` under any of its names, which then count as read."""
-        self._read.update(self._names.get(key, (key,)))
+        self._read.update(self._aliases(key))
         present = self._present(key)
         if len(present) > 1:
             return single_value((self.path_of(name), self.find(name)) for name in present)

@@ -83,9 +83,8 @@ def find_settings(dialect: Dialect, ropes: LayerRopes, context: int) -> Written 
     """The first settings that the program reads as these ropes; None if there are none."""
     if not dialect.states_still_layers and len(ropes.ropes) == 1:
         ropes = _rotating_layers(ropes)
-    reads: dict[
-        str, LayerRopes | None
-    ] = {}  # by file, because another form often has the same settings
+    # by the repr of a file, because another form often has the same settings; arrays are lists here
+    reads: dict[str, LayerRopes | None] = {}
     for model in _model_in_pairings(dialect, ropes):
         for form in _forms(model):
             for keys in dialect.settings(form, context):
@@ -138,11 +137,9 @@ def _performed(ropes: LayerRopes, read_ropes: LayerRopes) -> dict[str, Rope]:
 def read_as(dialect: Dialect, keys: Keys, ropes: LayerRopes, context: int) -> LayerRopes | None:
     """The ropes that the program reads in ``keys``, if they rotate like these; else None."""
     read_ropes = _read_if_taken(dialect, {**dialect.sizes(ropes, context), **keys})
-    return (
-        read_ropes
-        if read_ropes is not None and _turn_alike(dialect, ropes, read_ropes, context)
-        else None
-    )
+    if read_ropes is None or not _turn_alike(dialect, ropes, read_ropes, context):
+        return None
+    return read_ropes
 
 
 def _read_if_taken(dialect: Dialect, file: Keys) -> LayerRopes | None:
